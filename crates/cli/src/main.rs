@@ -1,0 +1,3 @@
+//! The `lmx` command line.
+
+fn main() {}

@@ -1,0 +1,16 @@
+//! Tensors, weight containers, eager ops and checkpoint file readers.
+//!
+//! * [`files`]: safetensors and GGUF readers that parse and validate everything, then lend slices.
+//! * [`formats`]: how MLX and GGUF store quantized weights, turned into kernel matrices.
+//! * [`Linear`]: a weight matrix in its stored format, dense or quantized.
+//! * [`ops`]: the operations a forward pass is made of.
+
+pub mod files;
+pub mod formats;
+pub mod linear;
+pub mod ops;
+mod tensor;
+
+pub use linear::Linear;
+pub use lmx_kernels as kernels;
+pub use tensor::Tensor;

@@ -1,0 +1,4 @@
+//! (being written)
+/// A weight matrix.
+#[derive(Debug)]
+pub struct Linear;

@@ -1,0 +1,4 @@
+//! (being written)
+/// A tensor.
+#[derive(Debug)]
+pub struct Tensor;
