@@ -1,0 +1,4 @@
+//! (being written)
+/// A rotary position encoding.
+#[derive(Clone, Debug)]
+pub struct Rope;
