@@ -1,1 +1,150 @@
-//! (being written)
+//! Quantized matrices and their matmul, out = x · wᵀ, with exact integer sums.
+//!
+//! # Definition
+//! A weight of group g is w = s·v + b (or w = s·v) with an integer v: the code less the code of zero; E2M1 codes
+//! count in halves, so that v = 2·value and s is halved. A row of activations is cut into spans; each span gets
+//!
+//! * m = max |x|; if m <= 1e-30 then a = 0 and all t = 0; if m is not finite then a = NaN and all t = 0; else
+//!   a = m / 32512 and t = rint(x · (32512 / m)), an integer below 2^15 in magnitude;
+//! * hi = (t + 128) >> 8 and lo = t - 256·hi, two digits that each fit an int8.
+//!
+//! **Plain formats** (one scale a group): spans of 32 inputs for groups of 16 and 32, of 64 for groups of 64 and
+//! 128. A step is a group, or half a group of 128. For each step, inputs ascending, from acc = +0:
+//!
+//! ```text
+//! sum = Σ v·t                                  exact in i32
+//! acc = fma(s·a, f32(sum), acc)
+//! acc = fma(b, a·f32(Σ t), acc)                only if the format has biases
+//! ```
+//!
+//! **Super-blocks of 256 inputs** (w = d·sc·v - dmin·m): spans of 256. For each super-block, inputs ascending:
+//!
+//! ```text
+//! H = Σ_g sc_g·Σ v·hi,  L = Σ_g sc_g·Σ v·lo,  M = Σ_g m_g·Σ t       exact in i32
+//! acc = fma(d·a, fma(256, f32(H), f32(L)), acc)
+//! acc = fma(-(dmin·a), f32(M), acc)            only if the format has mins
+//! ```
+//!
+//! f32(integer) rounds to nearest even; every other operation is one IEEE f32 operation. Nothing else touches a
+//! float, so a result depends on its own row and weights alone, and every instruction set gives the same bits.
+//! Why this scheme, and what it costs: docs/decisions/0001-quantized-matmul.md.
+
+mod activations;
+mod format;
+mod pack;
+mod scalar;
+
+pub use format::{Codes, Format, ScaleType, Scales};
+pub use pack::{QuantMatrix, RowBuf};
+
+use crate::Exec;
+use activations::{Activations, Form};
+use format::LANES;
+use std::ops::Range;
+
+/// Why a quantized matrix cannot be built.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+pub enum ShapeError {
+    /// The combination of codes, group and scales is none that the kernels know.
+    #[error("quantization format {format:?} is not supported: {reason}")]
+    Format {
+        /// The format asked for.
+        format: Format,
+        /// The rule it breaks.
+        reason: &'static str,
+    },
+    /// A row does not consist of whole groups.
+    #[error("{cols} inputs of a quantized matrix: must be a multiple of {multiple}")]
+    Cols {
+        /// Inputs of the matrix.
+        cols: usize,
+        /// The group, or 256 for super-blocks.
+        multiple: usize,
+    },
+    /// The packed matrix would exceed the address space.
+    #[error("a quantized matrix of {rows} x {cols} is too large")]
+    Size {
+        /// Outputs of the matrix.
+        rows: usize,
+        /// Inputs of the matrix.
+        cols: usize,
+    },
+}
+
+/// One matrix of a [`matmul`] and where its result goes.
+pub struct Product<'a> {
+    /// The matrix w: [outputs, inputs].
+    pub weight: &'a QuantMatrix,
+    /// The result, `[rows, weight.rows()]`.
+    pub out: &'a mut [f32],
+}
+
+/// out\[r, o\] = Σ_k x\[r, k\] · w\[o, k\] for each product, all over the same input `x` of `[rows, cols]`.
+///
+/// Activations are quantized once for all products whose formats group them alike. A row with an infinity or
+/// NaN gives NaN in the outputs that the value reaches.
+///
+/// # Panics
+/// If the length of `x` or of an `out` does not fit `rows` and the matrices.
+pub fn matmul(exec: &Exec, x: &[f32], rows: usize, products: &mut [Product<'_>]) {
+    for product in &*products {
+        assert_eq!(x.len(), rows * product.weight.cols(), "matmul: x is not [rows, cols]");
+        assert_eq!(product.out.len(), rows * product.weight.rows(), "matmul: out is not [rows, outputs]");
+    }
+    if rows == 0 {
+        return;
+    }
+    let mut inputs: Vec<Activations> = Vec::new();
+    let mut tasks: Vec<Task<'_>> = Vec::new();
+    for product in products {
+        let form = Form::of(product.weight.layout());
+        let input = inputs.iter().position(|i| i.form() == form).unwrap_or_else(|| {
+            inputs.push(Activations::quantize(exec, x, rows, form));
+            inputs.len() - 1
+        });
+        let out = Out { start: product.out.as_mut_ptr(), width: product.weight.rows() };
+        tasks.push(Task { weight: product.weight, input, out });
+    }
+    for task in &tasks {
+        let input = &inputs[task.input];
+        exec.pool.for_ranges(task.weight.blocks(), 1, &|blocks| {
+            scalar::matmul(task.weight, input, blocks, task.out);
+        });
+    }
+}
+
+struct Task<'a> {
+    weight: &'a QuantMatrix,
+    input: usize,
+    out: Out,
+}
+
+/// The result matrix, `width` floats a row, which threads fill in disjoint blocks of outputs.
+#[derive(Clone, Copy)]
+struct Out {
+    start: *mut f32,
+    width: usize,
+}
+
+// SAFETY: a pointer into the `&mut [f32]` of a product that outlives the parallel region; each thread writes only
+// the columns of its own blocks of outputs.
+unsafe impl Send for Out {}
+// SAFETY: as above.
+unsafe impl Sync for Out {}
+
+impl Out {
+    /// Writes the 16 outputs of a block for one row, fewer where the matrix ends.
+    ///
+    /// # Safety
+    /// `row` is a row of the result, `block` starts inside its width and belongs to this thread.
+    unsafe fn store(self, row: usize, block: usize, values: &[f32; LANES]) {
+        let count = LANES.min(self.width - block * LANES);
+        // SAFETY: the caller vouches for row and block; `count` ends at the row's end.
+        unsafe {
+            let to = self.start.add(row * self.width + block * LANES);
+            std::ptr::copy_nonoverlapping(values.as_ptr(), to, count);
+        }
+    }
+}
+
+type Blocks = Range<usize>;

@@ -1,0 +1,166 @@
+//! Quantized matmul: against f64, and bit for bit between instruction sets, row counts and threads.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod quant_data;
+
+use lmx_kernels::quant::{Codes, Format, Product, QuantMatrix, ScaleType, Scales, ShapeError, matmul};
+use lmx_kernels::{Exec, Isa};
+use quant_data::{formats, multiple, random_input, random_matrix};
+
+fn run(exec: &Exec, weight: &QuantMatrix, x: &[f32], rows: usize) -> Vec<f32> {
+    let mut out = vec![f32::NAN; rows * weight.rows()];
+    matmul(exec, x, rows, &mut [Product { weight, out: &mut out }]);
+    out
+}
+
+fn scalar() -> Exec {
+    Exec::new(Isa::SCALAR, 1)
+}
+
+#[test]
+fn matmul_is_close_to_f64() {
+    let exec = scalar();
+    for format in formats() {
+        let (outputs, cols, rows) = (40, 3 * multiple(&format).max(128), 3);
+        let (matrix, weights) = random_matrix(&exec, outputs, cols, format, 5);
+        for outliers in [false, true] {
+            let x = random_input(rows, cols, outliers, 6);
+            let (mut error, mut size) = (0.0, 0.0);
+            for (got, x) in run(&exec, &matrix, &x, rows).chunks(outputs).zip(x.chunks(cols)) {
+                for (got, weights) in got.iter().zip(&weights) {
+                    let want: f64 = x.iter().zip(weights).map(|(x, w)| f64::from(*x) * w).sum();
+                    error += (f64::from(*got) - want).powi(2);
+                    size += want * want;
+                }
+            }
+            let relative = (error / size).sqrt();
+            let bound = if outliers { 3e-4 } else { 5e-5 };
+            assert!(relative < bound, "{format:?}, outliers {outliers}: rms error {relative:.1e}");
+        }
+    }
+}
+
+#[test]
+fn rows_dequantize_to_the_weights_of_the_format() {
+    let exec = scalar();
+    for format in formats() {
+        let (outputs, cols) = (19, 3 * multiple(&format));
+        let (matrix, weights) = random_matrix(&exec, outputs, cols, format, 7);
+        for (row, weights) in weights.iter().enumerate() {
+            let mut out = vec![f32::NAN; cols];
+            matrix.dequantize_row(row, &mut out);
+            for (k, (got, want)) in out.iter().zip(weights).enumerate() {
+                let size = want.abs().max(16.0); // a sum of terms of this size may cancel
+                assert!(
+                    (f64::from(*got) - want).abs() < 1e-6 * size,
+                    "{format:?} row {row} input {k}: {got} {want}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn memory_is_the_stored_bit_width() {
+    let exec = scalar();
+    let plain = |bits, group, scales| Format { codes: Codes::Uint { bits, zero: 0 }, group, scales };
+    for (format, bits_per_weight) in [
+        (plain(4, 64, Scales::Affine(ScaleType::F16)), 4.5),
+        (plain(3, 32, Scales::Affine(ScaleType::Bf16)), 4.0),
+        (plain(5, 128, Scales::Affine(ScaleType::F32)), 5.5),
+        (plain(4, 32, Scales::SuperAffine), 4.625),
+        (Format { codes: Codes::E2m1, group: 32, scales: Scales::E8m0 }, 4.25),
+    ] {
+        let (matrix, _) = random_matrix(&exec, 32, 512, format, 1);
+        assert_eq!(matrix.bytes() as f64 * 8.0, 32.0 * 512.0 * bits_per_weight, "{format:?}");
+        assert_eq!((matrix.rows(), matrix.cols(), *matrix.format()), (32, 512, format));
+    }
+}
+
+#[test]
+fn zero_and_tiny_activations_give_zeros() {
+    let exec = scalar();
+    for format in formats() {
+        let cols = 2 * multiple(&format);
+        let (matrix, _) = random_matrix(&exec, 17, cols, format, 2);
+        for x in [0.0, -0.0, 1e-38, -1e-45] {
+            let out = run(&exec, &matrix, &vec![x; cols], 1);
+            assert!(out.iter().all(|v| *v == 0.0), "{format:?}: {x} gives {out:?}");
+        }
+    }
+}
+
+#[test]
+fn one_value_that_is_not_finite_makes_its_row_nan_and_no_other() {
+    let exec = scalar();
+    for format in formats() {
+        let cols = 2 * multiple(&format);
+        let (matrix, _) = random_matrix(&exec, 17, cols, format, 2);
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut x = random_input(3, cols, false, 4);
+            x[cols + 5] = bad;
+            for (row, out) in run(&exec, &matrix, &x, 3).chunks(17).enumerate() {
+                assert!(out.iter().all(|v| v.is_nan() == (row == 1)), "{format:?} row {row}: {out:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn huge_activations_keep_their_scale() {
+    let exec = scalar();
+    let format = Format {
+        codes: Codes::Uint { bits: 8, zero: 128 },
+        group: 32,
+        scales: Scales::Symmetric(ScaleType::F32),
+    };
+    let matrix = QuantMatrix::pack(&exec, 1, 32, format, &|_, row| {
+        row.codes.fill(129);
+        row.scales.fill(0.5);
+    })
+    .unwrap();
+    let mut x = vec![0.0; 32];
+    x[3] = f32::MAX;
+    let relative = run(&exec, &matrix, &x, 1)[0] / (f32::MAX * 0.5);
+    assert!((relative - 1.0).abs() < 1e-6, "{relative}");
+}
+
+#[test]
+fn bad_formats_and_shapes_are_refused() {
+    let exec = scalar();
+    let pack = |format, rows, cols| QuantMatrix::pack(&exec, rows, cols, format, &|_, _| {}).map(|_| ());
+    let codes = Codes::Uint { bits: 4, zero: 0 };
+    let good = Format { codes, group: 32, scales: Scales::Affine(ScaleType::F16) };
+    assert_eq!(pack(good, 3, 96), Ok(()));
+    assert_eq!(pack(good, 3, 100), Err(ShapeError::Cols { cols: 100, multiple: 32 }));
+    let k_quant = Format { scales: Scales::SuperAffine, ..good };
+    assert_eq!(pack(k_quant, 3, 288), Err(ShapeError::Cols { cols: 288, multiple: 256 }));
+    assert_eq!(
+        pack(good, usize::MAX / 64, 1 << 20),
+        Err(ShapeError::Size { rows: usize::MAX / 64, cols: 1 << 20 })
+    );
+    for bad in [
+        Format { codes: Codes::Uint { bits: 7, zero: 0 }, ..good },
+        Format { codes: Codes::Uint { bits: 4, zero: 8 }, ..good },
+        Format { codes: Codes::Uint { bits: 8, zero: 0 }, scales: Scales::Symmetric(ScaleType::F16), ..good },
+        Format { group: 48, ..good },
+        Format { group: 64, ..k_quant },
+        Format { codes: Codes::E2m1, ..good },
+        Format { scales: Scales::E8m0, ..good },
+    ] {
+        assert!(matches!(pack(bad, 3, 256), Err(ShapeError::Format { .. })), "{bad:?}");
+    }
+}
+
+#[test]
+fn empty_shapes_work() {
+    let exec = scalar();
+    let format =
+        Format { codes: Codes::Uint { bits: 4, zero: 0 }, group: 32, scales: Scales::Affine(ScaleType::F16) };
+    let none = QuantMatrix::pack(&exec, 0, 32, format, &|_, _| {}).unwrap();
+    assert!(run(&exec, &none, &[1.0; 64], 2).is_empty());
+    let (some, _) = random_matrix(&exec, 5, 32, format, 1);
+    assert!(run(&exec, &some, &[], 0).is_empty());
+    let no_inputs = QuantMatrix::pack(&exec, 5, 0, format, &|_, _| {}).unwrap();
+    assert_eq!(run(&exec, &no_inputs, &[], 2), [0.0; 10]);
+}
