@@ -93,6 +93,43 @@ impl Isa {
     }
 }
 
+/// Plain Rust code that is compiled once for each level; `run` must be `#[inline(always)]` all the way down.
+///
+/// The compiler may vectorize it but never reorders its IEEE operations, so all levels give the same bits.
+pub(crate) trait Body {
+    type Output;
+    fn run(self) -> Self::Output;
+}
+
+impl Isa {
+    /// Runs `body` as compiled for this level.
+    pub(crate) fn run<B: Body>(self, body: B) -> B::Output {
+        match self.0 {
+            Level::Scalar => body.run(),
+            // SAFETY: holding an `Isa` of this level proves that the CPU has its features.
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => unsafe { run_avx2(body) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 | Level::Amx => unsafe { run_avx512(body) },
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => body.run(),
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn run_avx2<B: Body>(body: B) -> B::Output {
+    body.run()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
+fn run_avx512<B: Body>(body: B) -> B::Output {
+    body.run()
+}
+
 impl fmt::Display for Isa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.0.name())

@@ -12,6 +12,7 @@
 //! result of a row never depends on the other rows, on the number of rows, or on the number of threads.
 
 pub mod attention;
+mod disjoint;
 pub mod float;
 pub mod isa;
 pub mod memory;
