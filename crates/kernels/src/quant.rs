@@ -30,6 +30,8 @@
 //! Why this scheme, and what it costs: docs/decisions/0001-quantized-matmul.md.
 
 mod activations;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod format;
 mod pack;
 mod scalar;
@@ -37,7 +39,8 @@ mod scalar;
 pub use format::{Codes, Format, ScaleType, Scales};
 pub use pack::{QuantMatrix, RowBuf};
 
-use crate::Exec;
+use crate::isa::Level;
+use crate::{Exec, Isa};
 use activations::{Activations, Form};
 use format::LANES;
 use std::ops::Range;
@@ -99,7 +102,7 @@ pub fn matmul(exec: &Exec, x: &[f32], rows: usize, products: &mut [Product<'_>])
     for product in products {
         let form = Form::of(product.weight.layout());
         let input = inputs.iter().position(|i| i.form() == form).unwrap_or_else(|| {
-            inputs.push(Activations::quantize(exec, x, rows, form));
+            inputs.push(Activations::quantize(exec, x, rows, tile_rows(exec.isa, rows), form));
             inputs.len() - 1
         });
         let out = Out { start: product.out.as_mut_ptr(), width: product.weight.rows() };
@@ -108,8 +111,25 @@ pub fn matmul(exec: &Exec, x: &[f32], rows: usize, products: &mut [Product<'_>])
     for task in &tasks {
         let input = &inputs[task.input];
         exec.pool.for_ranges(task.weight.blocks(), 1, &|blocks| {
-            scalar::matmul(task.weight, input, blocks, task.out);
+            run(exec.isa, task, input, blocks);
         });
+    }
+}
+
+/// Rows of a tile of the input, as the kernels of the level like them.
+fn tile_rows(isa: Isa, rows: usize) -> usize {
+    match isa.level() {
+        Level::Scalar | Level::Avx2 => 1,
+        Level::Avx512 | Level::Amx => rows.next_power_of_two().min(4),
+    }
+}
+
+fn run(isa: Isa, task: &Task<'_>, input: &Activations, blocks: Blocks) {
+    match isa.level() {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the level was checked; `for_ranges` gives each block to one thread.
+        Level::Avx512 | Level::Amx => unsafe { avx512::matmul(task.weight, input, blocks, task.out) },
+        _ => scalar::matmul(task.weight, input, blocks, task.out),
     }
 }
 

@@ -5,6 +5,7 @@ mod quant_data;
 
 use lmx_kernels::quant::{Codes, Format, Product, QuantMatrix, ScaleType, Scales, ShapeError, matmul};
 use lmx_kernels::{Exec, Isa};
+use proptest::prelude::*;
 use quant_data::{formats, multiple, random_input, random_matrix};
 
 fn run(exec: &Exec, weight: &QuantMatrix, x: &[f32], rows: usize) -> Vec<f32> {
@@ -144,6 +145,8 @@ fn bad_formats_and_shapes_are_refused() {
         Format { codes: Codes::Uint { bits: 4, zero: 8 }, ..good },
         Format { codes: Codes::Uint { bits: 8, zero: 0 }, scales: Scales::Symmetric(ScaleType::F16), ..good },
         Format { group: 48, ..good },
+        Format { group: 16, ..good },
+        Format { codes: Codes::Uint { bits: 8, zero: 0 }, ..k_quant },
         Format { group: 64, ..k_quant },
         Format { codes: Codes::E2m1, ..good },
         Format { scales: Scales::E8m0, ..good },
@@ -163,4 +166,94 @@ fn empty_shapes_work() {
     assert!(run(&exec, &some, &[], 0).is_empty());
     let no_inputs = QuantMatrix::pack(&exec, 5, 0, format, &|_, _| {}).unwrap();
     assert_eq!(run(&exec, &no_inputs, &[], 2), [0.0; 10]);
+}
+
+fn same_bits(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len()
+        && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// The law of the kernels: no instruction set, row count or number of threads changes a bit.
+    #[test]
+    fn every_way_gives_the_bits_of_one_scalar_row(
+        format in 0..formats().len(),
+        outputs in 1..70usize,
+        groups in 1..7usize,
+        rows in 1..=40usize,
+        threads in 1..=2usize,
+        outliers: bool,
+        bad_row in proptest::option::of(0..40usize),
+        seed: u64,
+    ) {
+        let format = formats()[format];
+        let cols = groups * multiple(&format);
+        let (matrix, _) = random_matrix(&scalar(), outputs, cols, format, seed);
+        let mut x = random_input(rows, cols, outliers, seed);
+        if let Some(row) = bad_row.filter(|row| *row < rows) {
+            x[row * cols + seed as usize % cols] = f32::INFINITY;
+        }
+        let want: Vec<f32> = x.chunks(cols).flat_map(|x| run(&scalar(), &matrix, x, 1)).collect();
+        for isa in Isa::all() {
+            let got = run(&Exec::new(isa, threads), &matrix, &x, rows);
+            prop_assert!(same_bits(&got, &want), "{isa} differs for {format:?}");
+        }
+    }
+}
+
+#[test]
+fn several_products_share_an_input() {
+    let x = random_input(3, 512, false, 1);
+    let all: Vec<_> = formats().into_iter().filter(|f| 512 % multiple(f) == 0).collect();
+    for isa in Isa::all() {
+        let exec = Exec::new(isa, 2);
+        let matrices: Vec<_> =
+            all.iter().enumerate().map(|(i, f)| random_matrix(&exec, 9 * i, 512, *f, 3).0).collect();
+        let mut outs: Vec<_> = matrices.iter().map(|m| vec![f32::NAN; 3 * m.rows()]).collect();
+        let mut products: Vec<_> =
+            matrices.iter().zip(&mut outs).map(|(weight, out)| Product { weight, out }).collect();
+        matmul(&exec, &x, 3, &mut products);
+        for (matrix, out) in matrices.iter().zip(&outs) {
+            assert!(same_bits(out, &run(&scalar(), matrix, &x, 3)), "{isa}: {:?}", matrix.format());
+        }
+    }
+}
+
+/// The largest codes, scales and activations: the integer sums must not overflow.
+#[test]
+fn extreme_values_do_not_overflow() {
+    for format in formats() {
+        let cols = 2 * multiple(&format).max(64);
+        for codes in [0u8, 255] {
+            let matrix = QuantMatrix::pack(&scalar(), 3, cols, format, &|row, buf| {
+                buf.codes.fill(codes);
+                buf.scales.fill(1.0);
+                buf.biases.fill(-1.0);
+                let signed = matches!(format.scales, Scales::SuperSymmetric);
+                let largest = if matches!(format.scales, Scales::SuperAffine) { 63 } else { 127 };
+                buf.sub_scales.fill(if signed && row == 1 { 128 } else { largest });
+                buf.sub_mins.fill(63);
+            })
+            .unwrap();
+            let mut weights = vec![0.0; cols];
+            for sign in [1.0, -1.0] {
+                let x = vec![sign; cols];
+                let want = run(&scalar(), &matrix, &x, 1);
+                for (row, got) in want.iter().enumerate() {
+                    matrix.dequantize_row(row, &mut weights);
+                    let exact: f64 = weights.iter().map(|w| f64::from(*w) * f64::from(sign)).sum();
+                    let close = (f64::from(*got) - exact).abs() <= 1e-5 * exact.abs();
+                    assert!(close || exact.is_nan(), "{format:?}, codes {codes}: {got} for {exact}");
+                }
+                for isa in Isa::all() {
+                    for rows in [1, 4, 16] {
+                        let got = run(&Exec::new(isa, 1), &matrix, &x.repeat(rows), rows);
+                        assert!(same_bits(&got, &want.repeat(rows)), "{isa}, {rows} rows of {format:?}");
+                    }
+                }
+            }
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! Activations as two int8 digits and one scale a span (module documentation of [`super`]).
 
 use super::format::{Kind, Layout, SUPER};
+use crate::isa::Level;
 use crate::{AlignedBytes, Exec};
 
 /// Largest |t|: 127 in the high digit, 0 in the low one.
@@ -35,7 +36,6 @@ impl Form {
 
 /// What the kernels need of one step and row besides the digits, in four 32-bit words.
 #[derive(Clone, Copy)]
-#[expect(dead_code, reason = "High and Low are read by the SIMD levels")]
 pub(super) enum Word {
     /// f32: a.
     Scale = 0,
@@ -49,7 +49,7 @@ pub(super) enum Word {
 
 pub(super) const WORDS: usize = 4;
 
-/// Quantized rows in tiles of at most `tile` rows.
+/// Quantized rows in tiles.
 ///
 /// For each tile of R rows and each 64 inputs: digits `hi[R][64]`, `lo[R][64]`; inputs past the end are zero.
 /// For each tile and step: words `[WORDS][R]`.
@@ -57,6 +57,7 @@ pub(super) struct Activations {
     form: Form,
     rows: usize,
     cols: usize,
+    /// Rows of a tile; the last may have fewer.
     tile: usize,
     digits: AlignedBytes,
     words: AlignedBytes,
@@ -68,22 +69,45 @@ pub(super) struct Tile<'a> {
     /// First row of the tile, and their number.
     pub(super) first: usize,
     pub(super) rows: usize,
-    digits: &'a [u8],
-    words: &'a [u8],
+    /// Rows in memory, R above; those past `rows` are zero.
+    pub(super) padded: usize,
+    pub(super) digits: &'a [u8],
+    pub(super) words: &'a [u8],
+}
+
+/// Rows in memory of a tile with `rows` of at most `tile` rows: the sizes that kernels are compiled for.
+fn padded(rows: usize, tile: usize) -> usize {
+    if tile <= 4 { rows.next_power_of_two() } else { rows.next_multiple_of(4) }
 }
 
 impl Activations {
-    pub(super) fn quantize(_exec: &Exec, x: &[f32], rows: usize, form: Form) -> Self {
-        let tile = 1;
+    /// Quantizes `rows` rows, 1 or more, in tiles of `tile`: 1, 2, 4 or 16.
+    pub(super) fn quantize(exec: &Exec, x: &[f32], rows: usize, tile: usize, form: Form) -> Self {
         let cols = x.len() / rows;
-        let (strides, steps) = (cols.div_ceil(STRIDE), cols / form.step);
-        let mut digits = AlignedBytes::zeroed(rows * strides * 2 * STRIDE);
-        let mut words = AlignedBytes::zeroed(rows * steps * WORDS * 4);
-        for (row, x) in x.chunks_exact(cols.max(1)).enumerate() {
-            let digits = &mut digits[row * strides * 2 * STRIDE..][..strides * 2 * STRIDE];
-            let words = &mut words[row * steps * WORDS * 4..][..steps * WORDS * 4];
-            quantize_row(form, x, digits, words, 0, tile);
-        }
+        let row_digits = cols.div_ceil(STRIDE) * 2 * STRIDE;
+        let row_words = cols / form.step * WORDS * 4;
+        let all = rows / tile * tile + padded(rows % tile, tile).min(tile);
+        let mut digits = AlignedBytes::zeroed(all * row_digits);
+        let mut words = AlignedBytes::zeroed(all * row_words);
+        let tiles = Parts { start: digits.as_mut_ptr(), part: tile * row_digits, len: digits.len() };
+        let tile_words = Parts { start: words.as_mut_ptr(), part: tile * row_words, len: words.len() };
+        let quantize_tile = match exec.isa.level() {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 | Level::Amx => |form, x: &[f32], digits: &mut [u8], words: &mut [u8], rows| {
+                // SAFETY: the level was checked.
+                unsafe { super::avx512::quantize_tile(form, x, digits, words, rows) }
+            },
+            _ => quantize_tile,
+        };
+        exec.pool.for_ranges(rows.div_ceil(tile), 1, &|range| {
+            for index in range {
+                let first = index * tile;
+                let count = tile.min(rows - first);
+                // SAFETY: each tile is visited by one thread, once.
+                let (digits, words) = unsafe { (tiles.part(index), tile_words.part(index)) };
+                quantize_tile(form, &x[first * cols..][..count * cols], digits, words, count);
+            }
+        });
         Self { form, rows, cols, tile, digits, words }
     }
 
@@ -102,28 +126,53 @@ impl Activations {
     pub(super) fn tile(&self, index: usize) -> Tile<'_> {
         let first = index * self.tile;
         let rows = self.tile.min(self.rows - first);
+        let padded = padded(rows, self.tile);
         let row_digits = self.cols.div_ceil(STRIDE) * 2 * STRIDE;
         let row_words = self.cols / self.form.step * WORDS * 4;
         Tile {
             first,
             rows,
-            digits: &self.digits[first * row_digits..][..rows * row_digits],
-            words: &self.words[first * row_words..][..rows * row_words],
+            padded,
+            digits: &self.digits[first * row_digits..][..padded * row_digits],
+            words: &self.words[first * row_words..][..padded * row_words],
         }
+    }
+}
+
+/// A buffer in parts of equal size, the last perhaps shorter, that threads fill.
+#[derive(Clone, Copy)]
+struct Parts {
+    start: *mut u8,
+    part: usize,
+    len: usize,
+}
+
+// SAFETY: points into a buffer that outlives the parallel region; no part is lent twice.
+unsafe impl Send for Parts {}
+// SAFETY: as above.
+unsafe impl Sync for Parts {}
+
+impl Parts {
+    /// # Safety
+    /// `index` is a part of the buffer and is lent to no one else.
+    unsafe fn part<'a>(self, index: usize) -> &'a mut [u8] {
+        let at = index * self.part;
+        // SAFETY: inside the buffer, and unique by the caller's word.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(at), self.part.min(self.len - at)) }
     }
 }
 
 impl Tile<'_> {
     /// The digits hi and lo of one input.
     pub(super) fn digits(&self, row: usize, input: usize) -> (i32, i32) {
-        let at = (input / STRIDE * 2 * self.rows + row) * STRIDE + input % STRIDE;
+        let at = (input / STRIDE * 2 * self.padded + row) * STRIDE + input % STRIDE;
         let digit = |at: usize| i32::from(self.digits[at].cast_signed());
-        (digit(at), digit(at + self.rows * STRIDE))
+        (digit(at), digit(at + self.padded * STRIDE))
     }
 
     /// One word of a step, as bits.
     pub(super) fn word(&self, row: usize, step: usize, word: Word) -> u32 {
-        let at = ((step * WORDS + word as usize) * self.rows + row) * 4;
+        let at = ((step * WORDS + word as usize) * self.padded + row) * 4;
         self.words[at..].first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes))
     }
 }
@@ -138,6 +187,16 @@ fn span_scale(max_bits: u32) -> (f32, f32) {
         (0.0, 0.0)
     } else {
         (max / TOP, TOP / max)
+    }
+}
+
+/// Quantizes the `count` rows of a tile; all it writes was zero before.
+#[inline(always)]
+pub(super) fn quantize_tile(form: Form, x: &[f32], digits: &mut [u8], words: &mut [u8], count: usize) {
+    let cols = x.len() / count;
+    let rows = digits.len() / (cols.div_ceil(STRIDE) * 2 * STRIDE).max(1);
+    for (row, x) in x.chunks_exact(cols.max(1)).enumerate() {
+        quantize_row(form, x, digits, words, row, rows);
     }
 }
 

@@ -35,13 +35,14 @@ pub enum Scales {
     Symmetric(ScaleType),
     /// w = s·q + b, one s and b a group.
     Affine(ScaleType),
-    /// w = d·sc·v: d in f16 for 256 inputs, sc in i8 for a group (Q3_K, Q6_K).
+    /// w = d·sc·v: d in f16 for 256 inputs, sc in i8 for a group of 16; 3 or 6 bits (Q3_K, Q6_K).
     SuperSymmetric,
-    /// w = d·sc·q - dmin·m: d, dmin in f16 for 256 inputs, sc, m of at most 6 bits for a group (Q2_K, Q4_K, Q5_K).
+    /// w = d·sc·q - dmin·m: d, dmin in f16 for 256 inputs, sc, m of at most 6 bits for a group; 2 bits in groups of
+    /// 16 (Q2_K), 4 or 5 in groups of 32 (Q4_K, Q5_K).
     SuperAffine,
-    /// w = 2^(byte - 127)·v, byte 255 is NaN; only with [`Codes::E2m1`] (mxfp4).
+    /// w = 2^(byte - 127)·v, byte 255 is NaN; only with [`Codes::E2m1`] in groups of 32 (mxfp4).
     E8m0,
-    /// w = e4m3(byte)·global·v; only with [`Codes::E2m1`] (nvfp4).
+    /// w = e4m3(byte)·global·v; only with [`Codes::E2m1`] in groups of 16 (nvfp4).
     E4m3 {
         /// The scale of the whole tensor; 1 if it has none.
         global: f32,
@@ -53,7 +54,7 @@ pub enum Scales {
 pub struct Format {
     /// Meaning of a code.
     pub codes: Codes,
-    /// Inputs that share a scale: 16, 32, 64 or 128; 16 or 32 with the two `Super` kinds.
+    /// Inputs that share a scale: 32, 64 or 128 with plain scales; what the format prescribes with the others.
     pub group: usize,
     /// Scales of a group.
     pub scales: Scales,
@@ -180,8 +181,15 @@ impl Layout {
         if zero > largest || (!affine && (zero > 128 || largest - zero > 127)) {
             return bad("values of codes lie in -128..=127");
         }
-        if kind == Kind::Super && (group > 32 || bits > 6 || (affine && bits > 5)) {
-            return bad("super-blocks have groups of 16 or 32 and at most 6 bits, 5 with mins");
+        let usual = match scales {
+            Scales::SuperSymmetric => group == 16 && matches!(bits, 3 | 6),
+            Scales::SuperAffine => matches!((bits, group), (2, 16) | (4 | 5, 32)),
+            Scales::E8m0 => group == 32,
+            Scales::E4m3 { .. } => group == 16,
+            Scales::Symmetric(_) | Scales::Affine(_) => group >= 32,
+        };
+        if !usual {
+            return bad("bits and group are those of no K-quant, mxfp4, nvfp4 or plain group of 32, 64, 128");
         }
         let (scale, factor) = match scales {
             Scales::Symmetric(ty) | Scales::Affine(ty) => (ty.into(), 1.0),

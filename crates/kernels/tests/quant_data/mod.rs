@@ -42,8 +42,7 @@ pub(crate) fn formats() -> Vec<Format> {
             all.push(Format { codes: uint(bits, 0), group, scales: Scales::Affine(types[(i + j) % 3]) });
         }
         let codes = uint(bits, 1 << (bits - 1));
-        all.push(Format { codes, group: 16, scales: Scales::Symmetric(types[i % 3]) });
-        all.push(Format { codes, group: 32, scales: Scales::Symmetric(ScaleType::F16) });
+        all.push(Format { codes, group: 32, scales: Scales::Symmetric(types[i % 3]) });
         all.push(Format { codes, group: 128, scales: Scales::Symmetric(ScaleType::F16) });
     }
     all.push(Format { codes: uint(2, 0), group: 16, scales: Scales::SuperAffine });

@@ -1,0 +1,476 @@
+//! AVX-512 with VNNI: 16 outputs in the 16 lanes, 1, 2 or 4 rows of the input at a time.
+//!
+//! `vpdpbusd` adds four products of an unsigned code and a signed digit to a lane; the input's four digits are
+//! broadcast. The zero code's share is in the sum before the first product ([`Word::High`], [`Word::Low`]).
+
+use super::activations::{Activations, Form, STRIDE, Tile, WORDS, Word};
+use super::format::{CHUNK, Kind, LANES, Layout, ScaleCode, planes};
+use super::scalar::E2M1;
+use super::{Blocks, Out, QuantMatrix};
+use std::arch::x86_64::*;
+
+/// How far ahead of the reading packed weights are fetched, in bytes.
+const AHEAD: usize = 4096;
+
+/// What a kernel is compiled for: a bit width and what always goes with it.
+pub(super) mod code {
+    use super::super::format::{Kind, Layout};
+
+    pub(in super::super) const E2M1_32: u8 = 32;
+    pub(in super::super) const E2M1_16: u8 = 16;
+
+    /// The kernel of a format: its bits, or one of the two E2M1 kinds.
+    pub(in super::super) fn of(layout: &Layout) -> u8 {
+        match (layout.e2m1, layout.step) {
+            (true, 16) => E2M1_16,
+            (true, _) => E2M1_32,
+            _ => layout.bits as u8,
+        }
+    }
+
+    pub(in super::super) const fn bits(code: u8) -> usize {
+        if code >= E2M1_16 { 4 } else { code as usize }
+    }
+
+    /// Inputs of a step of a format with this code, if at most 32.
+    pub(in super::super) const fn halves(code: u8, kind: Kind) -> bool {
+        match kind {
+            Kind::Plain => code == E2M1_16,
+            Kind::Super => matches!(code, 2 | 3 | 6),
+        }
+    }
+}
+
+/// Quantizes the rows of one tile (the definition, compiled for AVX-512).
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+pub(super) fn quantize_tile(form: Form, x: &[f32], digits: &mut [u8], words: &mut [u8], rows: usize) {
+    super::activations::quantize_tile(form, x, digits, words, rows);
+}
+
+type Kernel = unsafe fn(&QuantMatrix, &Tile<'_>, usize, Out);
+
+/// All rows of the result for the given blocks of outputs. The tiles have 1, 2 or 4 rows.
+///
+/// # Safety
+/// The CPU has AVX-512 F, BW, VL, DQ and VNNI; the blocks exist and belong to this thread.
+pub(super) unsafe fn matmul(weight: &QuantMatrix, input: &Activations, blocks: Blocks, out: Out) {
+    for block in blocks {
+        for tile in (0..input.tiles()).map(|t| input.tile(t)) {
+            let kernel = kernel(weight.layout(), tile.padded);
+            // SAFETY: the caller vouches for the CPU and the block; the kernel is the one of this layout and tile.
+            unsafe { kernel(weight, &tile, block, out) };
+        }
+    }
+}
+
+fn kernel(layout: &Layout, rows: usize) -> Kernel {
+    fn plain_of<const CODE: u8>(rows: usize) -> Kernel {
+        match rows {
+            1 => plain::<CODE, 1>,
+            2 => plain::<CODE, 2>,
+            _ => plain::<CODE, 4>,
+        }
+    }
+    fn super_of<const CODE: u8>(rows: usize) -> Kernel {
+        match rows {
+            1 => super_blocks::<CODE, 1>,
+            2 => super_blocks::<CODE, 2>,
+            _ => super_blocks::<CODE, 4>,
+        }
+    }
+    match (layout.kind, code::of(layout)) {
+        (Kind::Plain, 2) => plain_of::<2>(rows),
+        (Kind::Plain, 3) => plain_of::<3>(rows),
+        (Kind::Plain, 4) => plain_of::<4>(rows),
+        (Kind::Plain, 5) => plain_of::<5>(rows),
+        (Kind::Plain, 6) => plain_of::<6>(rows),
+        (Kind::Plain, code::E2M1_32) => plain_of::<{ code::E2M1_32 }>(rows),
+        (Kind::Plain, code::E2M1_16) => plain_of::<{ code::E2M1_16 }>(rows),
+        (Kind::Plain, _) => plain_of::<8>(rows),
+        (Kind::Super, 2) => super_of::<2>(rows),
+        (Kind::Super, 3) => super_of::<3>(rows),
+        (Kind::Super, 4) => super_of::<4>(rows),
+        (Kind::Super, 5) => super_of::<5>(rows),
+        (Kind::Super, _) => super_of::<6>(rows),
+    }
+}
+
+/// The eight vectors of codes of a packed chunk of 32 inputs.
+///
+/// # Safety
+/// `packed` has the chunk's 64 bytes a bit.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+#[inline]
+pub(super) unsafe fn decode<const CODE: u8>(packed: *const u8) -> [__m512i; CHUNK / 4] {
+    let mut codes = [_mm512_setzero_si512(); CHUNK / 4];
+    let (mut at, mut low) = (0, 0);
+    for &width in const { planes(code::bits(CODE)) } {
+        let (mask, per_vector) = (_mm512_set1_epi8((((1u32 << width) - 1) << low) as i8), 8 / width);
+        for (j, code) in codes.iter_mut().enumerate() {
+            let shift = (j % per_vector * width) as i64 - low as i64;
+            // SAFETY: the planes of a chunk take 64 bytes a bit.
+            let plane = unsafe { _mm512_loadu_si512(packed.add(at + j / per_vector * 64).cast()) };
+            let moved = if shift >= 0 {
+                _mm512_srl_epi16(plane, _mm_cvtsi64_si128(shift))
+            } else {
+                _mm512_sll_epi16(plane, _mm_cvtsi64_si128(-shift))
+            };
+            *code = if width == 8 { plane } else { _mm512_or_si512(*code, _mm512_and_si512(moved, mask)) };
+        }
+        at += 64 * width;
+        low += width;
+    }
+    if CODE >= code::E2M1_16 {
+        let table = const { E2M1 };
+        // SAFETY: the table has 16 bytes.
+        let table = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(table.as_ptr().cast()) });
+        codes = codes.map(|code| _mm512_shuffle_epi8(table, code));
+    }
+    codes
+}
+
+/// The scales (or biases) of a group as f32.
+///
+/// # Safety
+/// `at` has 16 of them in the layout's encoding.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+#[inline]
+pub(super) unsafe fn scales(layout: &Layout, at: *const u8) -> __m512 {
+    // SAFETY: the loads read 16 values of the encoding.
+    unsafe {
+        match layout.scale {
+            ScaleCode::F16 => halves(at),
+            ScaleCode::Bf16 => {
+                let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(at.cast()));
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+            }
+            ScaleCode::F32 => _mm512_loadu_ps(at.cast()),
+            ScaleCode::E8m0 => {
+                let byte = bytes(at);
+                // Byte 0 is a subnormal, 255 a NaN; the others are an exponent.
+                let bits = _mm512_max_epi32(_mm512_slli_epi32::<23>(byte), _mm512_set1_epi32(0x0040_0000));
+                let nan = _mm512_cmpeq_epi32_mask(byte, _mm512_set1_epi32(255));
+                let bits = _mm512_mask_mov_epi32(bits, nan, _mm512_set1_epi32(0x7fc0_0000));
+                _mm512_mul_ps(_mm512_castsi512_ps(bits), _mm512_set1_ps(layout.factor))
+            }
+            ScaleCode::E4m3 => {
+                // The same exponent and mantissa in an f16, whose bias is 8 more.
+                let byte = _mm256_cvtepu8_epi16(_mm_loadu_si128(at.cast()));
+                let size = _mm256_and_si256(byte, _mm256_set1_epi16(0x7f));
+                let sign = _mm256_slli_epi16::<8>(_mm256_and_si256(byte, _mm256_set1_epi16(0x80)));
+                let half = _mm256_or_si256(_mm256_slli_epi16::<7>(size), sign);
+                let nan = _mm256_cmpeq_epi16_mask(size, _mm256_set1_epi16(0x7f));
+                let value = _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0));
+                let value = _mm512_mask_mov_ps(value, nan, _mm512_set1_ps(f32::NAN));
+                _mm512_mul_ps(value, _mm512_set1_ps(layout.factor))
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `at` has 16 f16.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+#[inline]
+pub(super) unsafe fn halves(at: *const u8) -> __m512 {
+    // SAFETY: 32 bytes, by the caller's word.
+    _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(at.cast()) })
+}
+
+/// # Safety
+/// `at` has 16 bytes.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+#[inline]
+pub(super) unsafe fn bytes(at: *const u8) -> __m512i {
+    // SAFETY: 16 bytes, by the caller's word.
+    _mm512_cvtepu8_epi32(unsafe { _mm_loadu_si128(at.cast()) })
+}
+
+/// # Safety
+/// `at` has 16 bytes.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+#[inline]
+pub(super) unsafe fn signed_bytes(at: *const u8) -> __m512i {
+    // SAFETY: 16 bytes, by the caller's word.
+    _mm512_cvtepi8_epi32(unsafe { _mm_loadu_si128(at.cast()) })
+}
+
+/// m as the two i16 (m, 512·m) that [`Word::Sum`]'s two parts are multiplied with.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+#[inline]
+pub(super) fn min_pairs(m: __m512i) -> __m512i {
+    _mm512_or_si512(m, _mm512_slli_epi32::<25>(m))
+}
+
+/// The digits and words of a tile of M rows, as broadcast operands.
+#[derive(Clone, Copy)]
+struct Input<const M: usize> {
+    digits: *const u8,
+    words: *const u8,
+}
+
+impl<const M: usize> Input<M> {
+    fn new(tile: &Tile<'_>) -> Self {
+        assert_eq!(tile.padded, M);
+        Self { digits: tile.digits.as_ptr(), words: tile.words.as_ptr() }
+    }
+
+    /// # Safety
+    /// `step` is a step of the tile.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+    #[inline]
+    unsafe fn word(self, step: usize, word: Word, row: usize) -> __m512i {
+        // SAFETY: inside the words of the tile.
+        let value = unsafe { self.words.add(((step * WORDS + word as usize) * M + row) * 4).cast::<i32>() };
+        // SAFETY: as above.
+        _mm512_set1_epi32(unsafe { value.read_unaligned() })
+    }
+
+    /// Adds the products of four vectors of codes, inputs `first..first + 16`, to the sums of each row.
+    ///
+    /// # Safety
+    /// The inputs exist in the tile.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+    #[inline]
+    unsafe fn dot(self, codes: &[__m512i], first: usize, high: &mut [__m512i; M], low: &mut [__m512i; M]) {
+        // SAFETY: the stride of `first` is inside the digits of the tile.
+        let digits = unsafe { self.digits.add(first / STRIDE * 2 * M * STRIDE + first % STRIDE) };
+        for (quad, code) in codes.iter().enumerate() {
+            for row in 0..M {
+                // SAFETY: as above, of both digits of the row.
+                let (h, l) = unsafe {
+                    let h = digits.add(row * STRIDE + 4 * quad).cast::<i32>();
+                    let l = digits.add((M + row) * STRIDE + 4 * quad).cast::<i32>();
+                    (h.read_unaligned(), l.read_unaligned())
+                };
+                high[row] = _mm512_dpbusd_epi32(high[row], *code, _mm512_set1_epi32(h));
+                low[row] = _mm512_dpbusd_epi32(low[row], *code, _mm512_set1_epi32(l));
+            }
+        }
+    }
+
+    /// The sums before the first product of a step.
+    ///
+    /// # Safety
+    /// `step` is a step of the tile.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+    #[inline]
+    unsafe fn start(self, step: usize) -> ([__m512i; M], [__m512i; M]) {
+        // SAFETY: by the caller's word.
+        unsafe {
+            let high = std::array::from_fn(|row| self.word(step, Word::High, row));
+            (high, std::array::from_fn(|row| self.word(step, Word::Low, row)))
+        }
+    }
+}
+
+/// Asks for the packed bytes `AHEAD` of a range that is about to be read.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+#[inline]
+pub(super) fn fetch_ahead(packed: *const u8, bytes: usize) {
+    for line in 0..bytes.div_ceil(64) {
+        _mm_prefetch::<_MM_HINT_T0>(packed.wrapping_add(64 * line + AHEAD).cast());
+    }
+}
+
+/// One block of outputs for a tile of M rows, a format with plain scales.
+///
+/// # Safety
+/// As [`matmul`]; the layout is of [`Kind::Plain`] and CODE its code.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn plain<const CODE: u8, const M: usize>(
+    weight: &QuantMatrix,
+    tile: &Tile<'_>,
+    block: usize,
+    out: Out,
+) {
+    let layout = weight.layout();
+    let input = Input::<M>::new(tile);
+    let chunk_bytes = const { 64 * code::bits(CODE) };
+    let halves = const { code::halves(CODE, Kind::Plain) };
+    let chunks_a_step = layout.step.div_ceil(CHUNK);
+    let steps_a_unit = layout.unit / layout.step;
+    let mut acc = [_mm512_setzero_ps(); M];
+    let mut step = 0;
+    for unit in 0..weight.units() {
+        let packed = weight.unit(block, unit).as_ptr();
+        let mut chunk = packed;
+        fetch_ahead(packed.wrapping_add(layout.scales_at), layout.block - layout.scales_at);
+        let end = (step + steps_a_unit).min(weight.cols() / layout.step);
+        let mut group = 0;
+        while step < end {
+            let first = step * layout.step;
+            // SAFETY: the step lies in this unit of the block and in the tile; scales are where the layout says.
+            unsafe {
+                let (mut high, mut low) = input.start(step);
+                if halves {
+                    fetch_ahead(chunk, chunk_bytes);
+                    let codes = decode::<CODE>(chunk);
+                    input.dot(&codes[..4], first, &mut high, &mut low);
+                    finish(layout, packed, group, input, step, high, low, &mut acc);
+                    if step + 1 < end {
+                        (high, low) = input.start(step + 1);
+                        input.dot(&codes[4..], first + 16, &mut high, &mut low);
+                        finish(layout, packed, group + 1, input, step + 1, high, low, &mut acc);
+                    }
+                    chunk = chunk.add(chunk_bytes);
+                    step += 2;
+                    group += 2;
+                } else {
+                    for i in 0..chunks_a_step {
+                        fetch_ahead(chunk, chunk_bytes);
+                        let codes = decode::<CODE>(chunk);
+                        input.dot(&codes, first + i * CHUNK, &mut high, &mut low);
+                        chunk = chunk.add(chunk_bytes);
+                    }
+                    finish(
+                        layout,
+                        packed,
+                        group * layout.step / layout.group,
+                        input,
+                        step,
+                        high,
+                        low,
+                        &mut acc,
+                    );
+                    step += 1;
+                    group += 1;
+                }
+            }
+        }
+        step = end;
+    }
+    // SAFETY: the tile's rows, and a block of this thread.
+    unsafe { store(tile, block, out, &acc) };
+}
+
+/// The float part of one step.
+///
+/// # Safety
+/// `packed` is a packed block that has `group`, `step` a step of the input.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+#[inline]
+#[expect(clippy::too_many_arguments, reason = "all in registers")]
+unsafe fn finish<const M: usize>(
+    layout: &Layout,
+    packed: *const u8,
+    group: usize,
+    input: Input<M>,
+    step: usize,
+    high: [__m512i; M],
+    low: [__m512i; M],
+    acc: &mut [__m512; M],
+) {
+    let at = group * LANES * layout.scale.bytes();
+    // SAFETY: by the caller's word.
+    unsafe {
+        let s = scales(layout, packed.add(layout.scales_at + at));
+        for (row, acc) in acc.iter_mut().enumerate() {
+            let sum = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high[row]), low[row]));
+            let a = _mm512_castsi512_ps(input.word(step, Word::Scale, row));
+            *acc = _mm512_fmadd_ps(_mm512_mul_ps(s, a), sum, *acc);
+        }
+        if layout.affine {
+            let b = scales(layout, packed.add(layout.biases_at + at));
+            for (row, acc) in acc.iter_mut().enumerate() {
+                let sum = _mm512_castsi512_ps(input.word(step, Word::Sum, row));
+                *acc = _mm512_fmadd_ps(b, sum, *acc);
+            }
+        }
+    }
+}
+
+/// One block of outputs for a tile of M rows, a format with super-blocks.
+///
+/// # Safety
+/// As [`matmul`]; the layout is of [`Kind::Super`] and CODE its code.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn super_blocks<const CODE: u8, const M: usize>(
+    weight: &QuantMatrix,
+    tile: &Tile<'_>,
+    block: usize,
+    out: Out,
+) {
+    let layout = weight.layout();
+    let input = Input::<M>::new(tile);
+    let chunk_bytes = const { 64 * code::bits(CODE) };
+    let halves_of_chunk = const { if code::halves(CODE, Kind::Super) { 2 } else { 1 } };
+    let affine = const { matches!(CODE, 2 | 4 | 5) };
+    let mut acc = [_mm512_setzero_ps(); M];
+    for unit in 0..weight.units() {
+        let packed = weight.unit(block, unit).as_ptr();
+        fetch_ahead(packed.wrapping_add(layout.scales_at), layout.block - layout.scales_at);
+        let zero = [_mm512_setzero_si512(); M];
+        let (mut high, mut low, mut mins) = (zero, zero, zero);
+        let first_step = unit * (layout.unit / layout.step);
+        for chunk in 0..layout.unit / CHUNK {
+            // SAFETY: super-blocks are whole; group scales are where the layout says.
+            unsafe {
+                let at = packed.add(chunk * chunk_bytes);
+                fetch_ahead(at, chunk_bytes);
+                let codes = decode::<CODE>(at);
+                for half in 0..halves_of_chunk {
+                    let group = chunk * halves_of_chunk + half;
+                    let step = first_step + group;
+                    let (mut h, mut l) = input.start(step);
+                    let size = const { CHUNK / 4 } / halves_of_chunk;
+                    let first = unit * layout.unit + chunk * CHUNK + half * 4 * size;
+                    input.dot(&codes[half * size..][..size], first, &mut h, &mut l);
+                    let sub = packed.add(layout.scales_at + group * LANES);
+                    let sc = if affine { bytes(sub) } else { signed_bytes(sub) };
+                    for row in 0..M {
+                        high[row] = _mm512_add_epi32(high[row], _mm512_mullo_epi32(h[row], sc));
+                        low[row] = _mm512_add_epi32(low[row], _mm512_mullo_epi32(l[row], sc));
+                    }
+                    if affine {
+                        let m = min_pairs(bytes(packed.add(layout.biases_at + group * LANES)));
+                        for (row, mins) in mins.iter_mut().enumerate() {
+                            *mins = _mm512_dpwssd_epi32(*mins, m, input.word(step, Word::Sum, row));
+                        }
+                    }
+                }
+            }
+        }
+        for row in 0..M {
+            // SAFETY: d and dmin are where the layout says.
+            unsafe {
+                let a = _mm512_castsi512_ps(input.word(first_step, Word::Scale, row));
+                let sums = [high[row], low[row], mins[row]];
+                acc[row] = finish_super(affine, packed.add(layout.d_at), a, sums, acc[row]);
+            }
+        }
+    }
+    // SAFETY: the tile's rows, and a block of this thread.
+    unsafe { store(tile, block, out, &acc) };
+}
+
+/// The float part of one super-block and row: `sums` are H, L and M of the definition.
+///
+/// # Safety
+/// `d` has 16 d and, with mins, 16 dmin.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+#[inline]
+unsafe fn finish_super(affine: bool, d: *const u8, a: __m512, sums: [__m512i; 3], acc: __m512) -> __m512 {
+    let [high, low, mins] = sums.map(|sum| _mm512_cvtepi32_ps(sum));
+    let sum = _mm512_fmadd_ps(high, _mm512_set1_ps(256.0), low);
+    // SAFETY: by the caller's word.
+    unsafe {
+        let acc = _mm512_fmadd_ps(_mm512_mul_ps(halves(d), a), sum, acc);
+        if affine { _mm512_fnmadd_ps(_mm512_mul_ps(halves(d.add(2 * LANES)), a), mins, acc) } else { acc }
+    }
+}
+
+/// # Safety
+/// As [`Out::store`], for the rows of the tile.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+#[inline]
+unsafe fn store<const M: usize>(tile: &Tile<'_>, block: usize, out: Out, acc: &[__m512; M]) {
+    for (row, acc) in acc.iter().take(tile.rows).enumerate() {
+        let mut values = [0.0; LANES];
+        // SAFETY: 16 floats; the rest by the caller's word.
+        unsafe {
+            _mm512_storeu_ps(values.as_mut_ptr(), *acc);
+            out.store(tile.first + row, block, &values);
+        }
+    }
+}
