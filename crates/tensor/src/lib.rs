@@ -11,6 +11,6 @@ pub mod linear;
 pub mod ops;
 mod tensor;
 
-pub use linear::Linear;
+pub use linear::{Dense, Linear, Rows, Weight};
 pub use lmx_kernels as kernels;
 pub use tensor::Tensor;

@@ -4,7 +4,10 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use lmx_kernels::quant::ShapeError;
 use thiserror::Error;
+
+use super::DType;
 
 /// Why a file, or one of its tensors, was refused. The message is one line that starts with the file.
 #[derive(Debug, Error)]
@@ -72,19 +75,23 @@ pub enum TensorProblem {
     #[error("{what} is {found}; allowed is {allowed}")]
     Value { what: &'static str, found: String, allowed: String },
     #[error("shape {shape:?} with type {dtype} has more bytes than can be counted")]
-    Overflow { shape: Vec<u64>, dtype: &'static str },
+    Overflow { shape: Vec<u64>, dtype: DType },
     #[error(
         "its data is bytes {begin} to {end} of the data section, which has {available} bytes: is the file cut short?"
     )]
     Range { begin: u64, end: u64, available: u64 },
     #[error("its data is {found} bytes, but shape {shape:?} of type {dtype} takes {expected}")]
-    Size { found: u64, shape: Vec<usize>, dtype: &'static str, expected: u64 },
+    Size { found: u64, shape: Vec<usize>, dtype: DType, expected: u64 },
     #[error("its data overlaps that of tensor {other:?}")]
     Overlap { other: String },
     #[error("expected shape {expected:?}, found {found:?}")]
     Shape { expected: Vec<usize>, found: Vec<usize> },
+    #[error("expected a matrix of {expected} rows, found shape {found:?}")]
+    Rows { expected: usize, found: Vec<usize> },
     #[error("type {found} cannot be used here; allowed is {allowed}")]
-    DType { found: &'static str, allowed: &'static str },
+    DType { found: DType, allowed: &'static str },
+    #[error("{0}")]
+    Pack(#[from] ShapeError),
 }
 
 /// A text of a file as it may stand in a message: no more than a line.

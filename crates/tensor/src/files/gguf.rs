@@ -200,7 +200,7 @@ fn read_entry(reader: &mut Reader<'_>, index: u64, alignment: u64) -> Result<(St
     let offset = reader.u64(|| what("the offset"))?;
     let shape: Option<Vec<usize>> = dims.iter().map(|&dim| usize::try_from(dim).ok()).collect();
     let shape = shape.filter(|shape| shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim)).is_some());
-    let overflow = || problem(TensorProblem::Overflow { shape: dims.clone(), dtype: dtype.name() });
+    let overflow = || problem(TensorProblem::Overflow { shape: dims.clone(), dtype });
     let shape = shape.ok_or_else(overflow)?;
     let columns = shape.last().copied().unwrap_or(1);
     if !columns.is_multiple_of(dtype.block_elements()) {

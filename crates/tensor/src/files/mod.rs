@@ -22,6 +22,7 @@ pub use error::{FileError, Problem, TensorProblem};
 pub use gguf::GgufFile;
 pub use safetensors::SafetensorsFile;
 pub use tensor::FileTensor;
+pub(crate) use tensor::widen;
 
 /// The longest tensor name that is accepted, in bytes. Real names have less than a hundred.
 pub const TENSOR_NAME_BYTES_MAX: usize = 1024;

@@ -190,7 +190,7 @@ impl RawEntry {
             Some((bytes_of(dtype, &shape)?, shape))
         };
         let Some((size, shape)) = sized() else {
-            return Err(TensorProblem::Overflow { shape: self.shape, dtype: dtype.name() });
+            return Err(TensorProblem::Overflow { shape: self.shape, dtype });
         };
         let (begin, end) = self.data_offsets;
         if begin > end || end > available as u64 {
@@ -201,7 +201,7 @@ impl RawEntry {
             return Err(TensorProblem::Size {
                 found: range.len() as u64,
                 shape,
-                dtype: dtype.name(),
+                dtype,
                 expected: size as u64,
             });
         }

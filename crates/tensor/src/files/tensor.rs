@@ -34,13 +34,13 @@ impl FileTensor {
         let tensor = Self { file, name: name.into(), dtype, shape, data };
         let expected = bytes_of(dtype, &tensor.shape).ok_or_else(|| {
             let shape = tensor.shape.iter().map(|&d| d as u64).collect();
-            tensor.error(TensorProblem::Overflow { shape, dtype: dtype.name() })
+            tensor.error(TensorProblem::Overflow { shape, dtype })
         })?;
         if expected != tensor.data.len() {
             return Err(tensor.error(TensorProblem::Size {
                 found: tensor.data.len() as u64,
                 shape: tensor.shape.clone(),
-                dtype: dtype.name(),
+                dtype,
                 expected: expected as u64,
             }));
         }
@@ -100,9 +100,11 @@ impl FileTensor {
     /// Another shape than `shape`, or another type.
     pub fn to_f32(&self, shape: &[usize]) -> Result<Vec<f32>, FileError> {
         self.expect_shape(shape)?;
-        widen(self.dtype, &self.data).ok_or_else(|| {
-            self.error(TensorProblem::DType { found: self.dtype.name(), allowed: "F32, F16 or BF16" })
-        })
+        let mut values = vec![0.0; shape.iter().product()];
+        if widen(self.dtype, &self.data, &mut values) {
+            return Ok(values);
+        }
+        Err(self.error(TensorProblem::DType { found: self.dtype, allowed: "F32, F16 or BF16" }))
     }
 }
 
@@ -112,14 +114,21 @@ pub(crate) fn bytes_of(dtype: DType, shape: &[usize]) -> Option<usize> {
     outer.iter().try_fold(dtype.bytes_of(last)?, |bytes, &dim| bytes.checked_mul(dim))
 }
 
-/// The elements of a float type as f32; `None` for another type.
-pub(crate) fn widen(dtype: DType, data: &[u8]) -> Option<Vec<f32>> {
-    Some(match dtype {
-        DType::F32 => data.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect(),
-        DType::F16 => data.as_chunks().0.iter().map(|&bytes| f16::from_le_bytes(bytes).to_f32()).collect(),
-        DType::Bf16 => data.as_chunks().0.iter().map(|&bytes| bf16::from_le_bytes(bytes).to_f32()).collect(),
-        _ => return None,
-    })
+/// Widens elements of a float type, as many as both sides have; false for another type.
+pub(crate) fn widen(dtype: DType, data: &[u8], out: &mut [f32]) -> bool {
+    match dtype {
+        DType::F32 => each(data, out, f32::from_le_bytes),
+        DType::F16 => each(data, out, |bytes| f16::from_le_bytes(bytes).to_f32()),
+        DType::Bf16 => each(data, out, |bytes| bf16::from_le_bytes(bytes).to_f32()),
+        _ => return false,
+    }
+    true
+}
+
+fn each<const N: usize>(data: &[u8], out: &mut [f32], decode: impl Fn([u8; N]) -> f32) {
+    for (value, &bytes) in out.iter_mut().zip(data.as_chunks().0) {
+        *value = decode(bytes);
+    }
 }
 
 #[cfg(test)]
