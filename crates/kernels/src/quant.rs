@@ -1,8 +1,10 @@
 //! Quantized matrices and their matmul, out = x · wᵀ, with exact integer sums.
 //!
 //! # Definition
-//! A weight of group g is w = s·v + b (or w = s·v) with an integer v: the code less the code of zero; E2M1 codes
-//! count in halves, so that v = 2·value and s is halved. A row of activations is cut into spans; each span gets
+//! A weight is w = s·v + c with an integer v that fits an int8. Symmetric formats: v is the code less the code of
+//! zero, and there is no c. Affine formats, w = s·q + b: v = q - z with the middle code z = 2^(bits - 1), and
+//! c = fma(z, s, b). E2M1 codes count in halves: v = 2·value, and s is halved. A row of activations is cut into
+//! spans; each span gets
 //!
 //! * m = max |x|; if m <= 1e-30 then a = 0 and all t = 0; if m is not finite then a = NaN and all t = 0; else
 //!   a = m / 32512 and t = rint(x · (32512 / m)), an integer below 2^15 in magnitude;
@@ -14,10 +16,11 @@
 //! ```text
 //! sum = Σ v·t                                  exact in i32
 //! acc = fma(s·a, f32(sum), acc)
-//! acc = fma(b, a·f32(Σ t), acc)                only if the format has biases
+//! acc = fma(c, a·f32(Σ t), acc)                only if the format has biases
 //! ```
 //!
-//! **Super-blocks of 256 inputs** (w = d·sc·v - dmin·m): spans of 256. For each super-block, inputs ascending:
+//! **Super-blocks of 256 inputs** (w = d·sc·v - dmin·m; v = q with mins, else as above): spans of 256. For each
+//! super-block, inputs ascending:
 //!
 //! ```text
 //! H = Σ_g sc_g·Σ v·hi,  L = Σ_g sc_g·Σ v·lo,  M = Σ_g m_g·Σ t       exact in i32
@@ -30,6 +33,8 @@
 //! Why this scheme, and what it costs: docs/decisions/0001-quantized-matmul.md.
 
 mod activations;
+#[cfg(target_arch = "x86_64")]
+mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod format;
@@ -120,16 +125,23 @@ pub fn matmul(exec: &Exec, x: &[f32], rows: usize, products: &mut [Product<'_>])
 fn tile_rows(isa: Isa, rows: usize) -> usize {
     match isa.level() {
         Level::Scalar | Level::Avx2 => 1,
+        #[cfg(target_arch = "x86_64")]
+        Level::Amx if rows >= amx::MIN_ROWS => 16,
         Level::Avx512 | Level::Amx => rows.next_power_of_two().min(4),
     }
 }
 
+/// Computes some blocks of outputs, which belong to this thread alone.
 fn run(isa: Isa, task: &Task<'_>, input: &Activations, blocks: Blocks) {
+    let Task { weight, out, .. } = *task;
     match isa.level() {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the level was checked; `for_ranges` gives each block to one thread.
-        Level::Avx512 | Level::Amx => unsafe { avx512::matmul(task.weight, input, blocks, task.out) },
-        _ => scalar::matmul(task.weight, input, blocks, task.out),
+        // SAFETY: the level was checked.
+        Level::Amx if input.rows() >= amx::MIN_ROWS => unsafe { amx::matmul(weight, input, blocks, out) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the level was checked.
+        Level::Avx512 | Level::Amx => unsafe { avx512::matmul(weight, input, blocks, out) },
+        _ => scalar::matmul(weight, input, blocks, out),
     }
 }
 

@@ -372,9 +372,10 @@ unsafe fn finish<const M: usize>(
         }
         if layout.affine {
             let b = scales(layout, packed.add(layout.biases_at + at));
+            let c = _mm512_fmadd_ps(_mm512_set1_ps(layout.zero as f32), s, b);
             for (row, acc) in acc.iter_mut().enumerate() {
                 let sum = _mm512_castsi512_ps(input.word(step, Word::Sum, row));
-                *acc = _mm512_fmadd_ps(b, sum, *acc);
+                *acc = _mm512_fmadd_ps(c, sum, *acc);
             }
         }
     }
@@ -431,12 +432,13 @@ unsafe fn super_blocks<const CODE: u8, const M: usize>(
                 }
             }
         }
-        for row in 0..M {
-            // SAFETY: d and dmin are where the layout says.
-            unsafe {
+        // SAFETY: d and dmin are where the layout says.
+        unsafe {
+            let d = packed.add(layout.d_at);
+            let d = [halves(d), if affine { halves(d.add(2 * LANES)) } else { _mm512_setzero_ps() }];
+            for row in 0..M {
                 let a = _mm512_castsi512_ps(input.word(first_step, Word::Scale, row));
-                let sums = [high[row], low[row], mins[row]];
-                acc[row] = finish_super(affine, packed.add(layout.d_at), a, sums, acc[row]);
+                acc[row] = finish_super(affine, d, a, [high[row], low[row], mins[row]], acc[row]);
             }
         }
     }
@@ -444,20 +446,20 @@ unsafe fn super_blocks<const CODE: u8, const M: usize>(
     unsafe { store(tile, block, out, &acc) };
 }
 
-/// The float part of one super-block and row: `sums` are H, L and M of the definition.
-///
-/// # Safety
-/// `d` has 16 d and, with mins, 16 dmin.
+/// The float part of one super-block and row: `sums` are H, L and M of the definition, `d` is d and dmin.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 #[inline]
-unsafe fn finish_super(affine: bool, d: *const u8, a: __m512, sums: [__m512i; 3], acc: __m512) -> __m512 {
+pub(super) fn finish_super(
+    affine: bool,
+    d: [__m512; 2],
+    a: __m512,
+    sums: [__m512i; 3],
+    acc: __m512,
+) -> __m512 {
     let [high, low, mins] = sums.map(|sum| _mm512_cvtepi32_ps(sum));
     let sum = _mm512_fmadd_ps(high, _mm512_set1_ps(256.0), low);
-    // SAFETY: by the caller's word.
-    unsafe {
-        let acc = _mm512_fmadd_ps(_mm512_mul_ps(halves(d), a), sum, acc);
-        if affine { _mm512_fnmadd_ps(_mm512_mul_ps(halves(d.add(2 * LANES)), a), mins, acc) } else { acc }
-    }
+    let acc = _mm512_fmadd_ps(_mm512_mul_ps(d[0], a), sum, acc);
+    if affine { _mm512_fnmadd_ps(_mm512_mul_ps(d[1], a), mins, acc) } else { acc }
 }
 
 /// # Safety

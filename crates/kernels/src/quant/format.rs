@@ -119,7 +119,7 @@ pub(super) struct Layout {
     pub(super) bits: usize,
     /// Codes are E2M1: a decoded code is 2·value + 12, and scales are halved.
     pub(super) e2m1: bool,
-    /// Decoded code of the value 0.
+    /// What is subtracted from a decoded code: the code of the value 0, or the middle code of plain affine formats.
     pub(super) zero: i32,
     pub(super) group: usize,
     /// Inputs of one exact integer sum: the group, at most 64.
@@ -191,6 +191,8 @@ impl Layout {
         if !usual {
             return bad("bits and group are those of no K-quant, mxfp4, nvfp4 or plain group of 32, 64, 128");
         }
+        // Plain affine codes are centred, so that they fit an int8.
+        let zero = if affine && kind == Kind::Plain { 1 << (bits - 1) } else { zero };
         let (scale, factor) = match scales {
             Scales::Symmetric(ty) | Scales::Affine(ty) => (ty.into(), 1.0),
             Scales::SuperSymmetric | Scales::SuperAffine => (ScaleCode::F16, 1.0),

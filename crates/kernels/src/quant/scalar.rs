@@ -68,6 +68,7 @@ fn e4m3(byte: u8) -> f32 {
 
 /// The weights of one output in one packed block.
 pub(super) fn dequantize(layout: &Layout, packed: &[u8], lane: usize, out: &mut [f32]) {
+    let zero = if layout.affine { 0 } else { layout.zero };
     for (g, out) in out.chunks_mut(layout.group).enumerate() {
         let at = g * LANES + lane;
         let scales = &packed[layout.scales_at..];
@@ -87,7 +88,7 @@ pub(super) fn dequantize(layout: &Layout, packed: &[u8], lane: usize, out: &mut 
             }
         };
         for (i, out) in out.iter_mut().enumerate() {
-            let v = code(layout, packed, g * layout.group + i, lane) - layout.zero;
+            let v = code(layout, packed, g * layout.group + i, lane) - zero;
             *out = s * v as f32 + b;
         }
     }
@@ -176,7 +177,8 @@ impl Block<'_> {
                 acc[lane] = (s * a).mul_add(sum as f32, acc[lane]);
                 if layout.affine {
                     let b = scale(layout, &self.packed[layout.biases_at..], first + lane);
-                    acc[lane] = b.mul_add(a_sum, acc[lane]);
+                    let c = (layout.zero as f32).mul_add(s, b);
+                    acc[lane] = c.mul_add(a_sum, acc[lane]);
                 }
             }
         }

@@ -164,7 +164,7 @@ pub(crate) fn random_input(rows: usize, cols: usize, outliers: bool, seed: u64) 
     let mut random = Random::new(seed);
     let value = |_| {
         let v = random.normal();
-        if outliers && random.bits() % 200 == 0 { 1000.0 * v } else { v }
+        if outliers && random.bits().is_multiple_of(200) { 1000.0 * v } else { v }
     };
     (0..rows * cols).map(value).collect()
 }

@@ -1,0 +1,170 @@
+//! AMX int8 for many rows: tiles of 16 rows x 16 outputs.
+//!
+//! Packed weights of some blocks of outputs and some inputs are expanded into a panel of int8 tiles, which all
+//! rows of a pass then use. The integer sums come out of the tiles, the float part is the same as everywhere.
+//! Between panels the results of a pass rest in a dense scratch.
+
+mod plain;
+mod super_blocks;
+mod tile;
+
+use super::activations::{Activations, Tile};
+use super::format::{Kind, LANES, Layout};
+use super::{Blocks, Out, QuantMatrix};
+use crate::AlignedBytes;
+use std::arch::x86_64::*;
+use std::cell::RefCell;
+use std::ops::Range;
+
+/// Inputs of a panel of a plain format, 256 for super-blocks.
+const PANEL_INPUTS: usize = 512;
+
+/// The smallest number of rows that is faster here than with VNNI.
+pub(super) const MIN_ROWS: usize = 4;
+
+/// How much is done with one panel.
+struct Blocking {
+    /// Blocks of 16 outputs in a panel.
+    blocks: usize,
+    /// Tiles of rows that pass over a panel before the next one is expanded.
+    tiles: usize,
+}
+
+impl Blocking {
+    /// With few rows a panel is used at once, while it is in the first cache; with many it fills the second.
+    fn of(rows: usize) -> Self {
+        if rows <= 32 { Self { blocks: 1, tiles: 2 } } else { Self { blocks: 32, tiles: 16 } }
+    }
+}
+
+/// One pass of a tile of rows over a panel.
+struct Pass<'a> {
+    layout: &'a Layout,
+    tile: Tile<'a>,
+    panel: *const u8,
+    blocks: Blocks,
+    /// The steps (plain formats) or super-blocks of the panel.
+    steps: Range<usize>,
+    /// Results of these blocks so far, [block][row][16].
+    sums: *mut f32,
+    /// No results so far.
+    first: bool,
+    /// Afterwards they are complete, and are written to `out`.
+    last: bool,
+    out: Out,
+}
+
+thread_local! {
+    /// Panel and sums.
+    static SCRATCH: RefCell<[AlignedBytes; 2]> = RefCell::new([AlignedBytes::zeroed(0), AlignedBytes::zeroed(0)]);
+}
+
+/// All rows of the result for the given blocks of outputs. The tiles have 16 rows, the last a multiple of 4.
+///
+/// # Safety
+/// The CPU has AMX int8 and all of [`super::avx512`]; the blocks exist and belong to this thread.
+pub(super) unsafe fn matmul(weight: &QuantMatrix, input: &Activations, blocks: Blocks, out: Out) {
+    let layout = weight.layout();
+    let blocking = Blocking::of(input.rows());
+    // Steps of the whole row and of a panel, bytes of a step and block in the panel.
+    let (all, per_panel, step_bytes) = match layout.kind {
+        Kind::Plain => (weight.cols() / layout.step, PANEL_INPUTS / layout.step, plain::panel_step(layout)),
+        Kind::Super => (weight.units(), 1, super_blocks::PANEL_STEP),
+    };
+    SCRATCH.with_borrow_mut(|[panel, sums]| {
+        let tile_sums = blocking.blocks * 16 * LANES;
+        reserve(panel, blocking.blocks * per_panel * step_bytes);
+        reserve(sums, blocking.tiles * tile_sums * 4);
+        let (panel, sums) = (panel.as_mut_ptr(), sums.as_mut_ptr().cast::<f32>());
+        let mut shape = 0;
+        for tiles in chunks(0..input.tiles(), blocking.tiles) {
+            for blocks in chunks(blocks.clone(), blocking.blocks) {
+                for steps in chunks(0..all, per_panel) {
+                    // SAFETY: the panel has room for these blocks and steps, the sums for the tiles and blocks.
+                    unsafe {
+                        match layout.kind {
+                            Kind::Plain => plain::expand(weight, blocks.clone(), steps.clone(), panel),
+                            Kind::Super => super_blocks::expand(weight, blocks.clone(), steps.start, panel),
+                        }
+                        for (i, tile) in tiles.clone().map(|t| input.tile(t)).enumerate() {
+                            if tile.padded != shape {
+                                shape = tile.padded;
+                                tile::configure(
+                                    shape,
+                                    if layout.kind == Kind::Plain { layout.step } else { 64 },
+                                );
+                            }
+                            let pass = Pass {
+                                layout,
+                                tile,
+                                panel,
+                                blocks: blocks.clone(),
+                                steps: steps.clone(),
+                                sums: sums.add(i * tile_sums),
+                                first: steps.start == 0,
+                                last: steps.end == all,
+                                out,
+                            };
+                            match layout.kind {
+                                Kind::Plain => plain::run(&pass),
+                                Kind::Super => super_blocks::run(&pass),
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    });
+    // SAFETY: the CPU has AMX.
+    unsafe { tile::release() };
+}
+
+fn reserve(buffer: &mut AlignedBytes, len: usize) {
+    if buffer.len() < len {
+        *buffer = AlignedBytes::zeroed(len);
+    }
+}
+
+/// Cuts a range into pieces of `size`, the last perhaps shorter; an empty range gives one empty piece.
+fn chunks(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
+    let pieces = range.len().div_ceil(size).max(1);
+    (0..pieces).map(move |i| {
+        let start = range.start + i * size;
+        start..range.end.min(start + size)
+    })
+}
+
+impl Pass<'_> {
+    /// The results of a block so far.
+    ///
+    /// # Safety
+    /// `index` is below the number of blocks, R the padded rows of the tile, `sums` has room.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn load_sums<const R: usize>(&self, index: usize) -> [__m512; R] {
+        if self.first {
+            return [_mm512_setzero_ps(); R];
+        }
+        // SAFETY: by the caller's word.
+        std::array::from_fn(|row| unsafe { _mm512_load_ps(self.sums.add((index * R + row) * LANES)) })
+    }
+
+    /// Keeps the results of a block, or writes them out after the last panel.
+    ///
+    /// # Safety
+    /// As [`Pass::load_sums`]; the block belongs to this thread.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn store_sums<const R: usize>(&self, index: usize, acc: &[__m512; R]) {
+        for (row, acc) in acc.iter().enumerate() {
+            // SAFETY: by the caller's word.
+            unsafe {
+                let sums = self.sums.add((index * R + row) * LANES);
+                _mm512_store_ps(sums, *acc);
+                if self.last && row < self.tile.rows {
+                    self.out.store(self.tile.first + row, self.blocks.start + index, &*sums.cast());
+                }
+            }
+        }
+    }
+}

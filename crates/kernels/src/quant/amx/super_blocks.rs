@@ -1,0 +1,255 @@
+//! Super-blocks: the sub-scales are multiplied into the weights, two int8 digits for each sc·v, so that the products
+//! run over all 256 inputs with full tiles and the float part is needed once.
+
+use super::super::activations::{STRIDE, WORDS, Word};
+use super::super::avx512::{bytes, code, decode, fetch_ahead, finish_super, min_pairs, signed_bytes};
+use super::super::format::{CHUNK, Kind, LANES, SUPER};
+use super::super::{Blocks, QuantMatrix};
+use super::{Pass, tile};
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+/// Bytes of the two digits of sc·v, for each 64 inputs a tile of the upper and one of the lower.
+const TILES: usize = 2 * SUPER * LANES;
+/// Bytes of a super-block of a block in the panel: the tiles, 16 d and 16 dmin in f32, m of 16 groups as i16 pairs.
+pub(super) const PANEL_STEP: usize = TILES + 128 + 16 * 64;
+
+/// sc·v = 2^SHIFT · upper digit + lower digit. With mins both parts of sc multiply q <= 31 into an unsigned byte.
+const fn shift(affine: bool) -> u32 {
+    if affine { 3 } else { 7 }
+}
+
+/// Fills the panel with one super-block of each block.
+///
+/// # Safety
+/// As [`super::matmul`]; `panel` has room.
+pub(super) unsafe fn expand(weight: &QuantMatrix, blocks: Blocks, unit: usize, panel: *mut u8) {
+    let layout = weight.layout();
+    let expand = match code::of(layout) {
+        2 => expand_unit::<2>,
+        3 => expand_unit::<3>,
+        4 => expand_unit::<4>,
+        5 => expand_unit::<5>,
+        _ => expand_unit::<6>,
+    };
+    for (i, block) in blocks.enumerate() {
+        // SAFETY: by the caller's word.
+        unsafe { expand(weight, weight.unit(block, unit).as_ptr(), panel.add(i * PANEL_STEP)) };
+    }
+}
+
+/// # Safety
+/// As [`expand`], for one packed super-block.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn expand_unit<const CODE: u8>(weight: &QuantMatrix, packed: *const u8, to: *mut u8) {
+    let layout = weight.layout();
+    let affine = const { matches!(CODE, 2 | 4 | 5) };
+    let halves = const { if code::halves(CODE, Kind::Super) { 2 } else { 1 } };
+    fetch_ahead(packed, layout.block);
+    // SAFETY: everything lies where the layout says, the panel has room.
+    unsafe {
+        for chunk in 0..SUPER / CHUNK {
+            let codes = decode::<CODE>(packed.add(chunk * const { 64 * code::bits(CODE) }));
+            for half in 0..halves {
+                let sub = packed.add(layout.scales_at + (chunk * halves + half) * LANES);
+                let sc = if affine { bytes(sub) } else { signed_bytes(sub) };
+                let sc = _mm512_or_si512(_mm512_slli_epi32::<16>(sc), _mm512_and_si512(sc, low_half()));
+                let quads = CHUNK / 4 / halves;
+                for (quad, code) in codes.iter().enumerate().skip(half * quads).take(quads) {
+                    let (upper, lower) = if affine {
+                        unsigned_digits(*code, sc)
+                    } else {
+                        signed_digits(*code, sc, layout.zero)
+                    };
+                    let input = chunk * CHUNK + 4 * quad;
+                    let row = to.add(input / STRIDE * 2048 + input % STRIDE * LANES);
+                    _mm512_store_si512(row.cast(), upper);
+                    _mm512_store_si512(row.add(1024).cast(), lower);
+                }
+            }
+        }
+        let floats = to.add(TILES).cast::<f32>();
+        let d = packed.add(layout.d_at);
+        _mm512_store_ps(floats, super::super::avx512::halves(d));
+        if affine {
+            _mm512_store_ps(floats.add(LANES), super::super::avx512::halves(d.add(2 * LANES)));
+            for group in 0..SUPER / layout.group {
+                let m = min_pairs(bytes(packed.add(layout.biases_at + group * LANES)));
+                _mm512_store_si512(to.add(TILES + 128 + group * 64).cast(), m);
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+fn low_half() -> __m512i {
+    _mm512_set1_epi32(0xffff)
+}
+
+/// (sc >> 3)·q and (sc & 7)·q for four codes a lane: each at most 7·31, so that two bytes multiplied as one
+/// 16-bit number do not meet.
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+fn unsigned_digits(q: __m512i, sc: __m512i) -> (__m512i, __m512i) {
+    let (upper, lower) = (_mm512_srli_epi16::<3>(sc), _mm512_and_si512(sc, _mm512_set1_epi16(7)));
+    (_mm512_mullo_epi16(q, upper), _mm512_mullo_epi16(q, lower))
+}
+
+/// sc·(q - zero), below 2^13 in magnitude, as 128·upper + lower.
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+fn signed_digits(q: __m512i, sc: __m512i, zero: i32) -> (__m512i, __m512i) {
+    let zero = _mm512_set1_epi16(zero as i16);
+    let digits = |q: __m512i| {
+        let product = _mm512_mullo_epi16(_mm512_sub_epi16(q, zero), sc);
+        let upper = _mm512_srai_epi16::<7>(_mm512_add_epi16(product, _mm512_set1_epi16(64)));
+        (upper, _mm512_sub_epi16(product, _mm512_slli_epi16::<7>(upper)))
+    };
+    let low_bytes = _mm512_set1_epi16(0xff);
+    let (even_upper, even_lower) = digits(_mm512_and_si512(q, low_bytes));
+    let (odd_upper, odd_lower) = digits(_mm512_srli_epi16::<8>(q));
+    let join = |even, odd| _mm512_or_si512(_mm512_and_si512(even, low_bytes), _mm512_slli_epi16::<8>(odd));
+    (join(even_upper, odd_upper), join(even_lower, odd_lower))
+}
+
+/// One pass.
+///
+/// # Safety
+/// As [`super::matmul`]; the panel holds the super-block of the pass, the tiles are configured for it.
+pub(super) unsafe fn run(pass: &Pass<'_>) {
+    // Groups with mins, 0 without.
+    let mins = if pass.layout.affine { SUPER / pass.layout.group } else { 0 };
+    let kernel = match (pass.tile.padded, mins) {
+        (4, 0) => kernel::<4, 0>,
+        (4, 8) => kernel::<4, 8>,
+        (4, _) => kernel::<4, 16>,
+        (8, 0) => kernel::<8, 0>,
+        (8, 8) => kernel::<8, 8>,
+        (8, _) => kernel::<8, 16>,
+        (12, 0) => kernel::<12, 0>,
+        (12, 8) => kernel::<12, 8>,
+        (12, _) => kernel::<12, 16>,
+        (_, 0) => kernel::<16, 0>,
+        (_, 8) => kernel::<16, 8>,
+        (_, _) => kernel::<16, 16>,
+    };
+    // SAFETY: by the caller's word.
+    unsafe { kernel(pass) }
+}
+
+/// The four sums of a super-block: upper weights x high digits, upper x low, lower x high, lower x low; [row][16].
+#[repr(align(64))]
+struct Sums([[i32; 256]; 4]);
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn kernel<const R: usize, const MINS: usize>(pass: &Pass<'_>) {
+    let (mut sums, mut next) = (Sums([[0; 256]; 4]), Sums([[0; 256]; 4]));
+    let first_input = pass.steps.start * SUPER;
+    let digits = pass.tile.digits.as_ptr().wrapping_add(first_input / STRIDE * 2 * R * STRIDE);
+    let step = first_input / pass.layout.step;
+    let words = pass.tile.words.as_ptr().wrapping_add(step * WORDS * R * 4);
+    let count = if pass.steps.is_empty() { 0 } else { pass.blocks.len() };
+    // SAFETY: the panel has these blocks, by the caller's word.
+    unsafe {
+        // The float part of a block runs between the products of the next.
+        for block in 0..=count {
+            let before = (block > 0)
+                .then(|| Float::<R, MINS> { panel: pass.panel.add((block - 1) * PANEL_STEP + TILES), words });
+            let mut acc = match before {
+                Some(_) => pass.load_sums::<R>(block - 1),
+                None => [_mm512_setzero_ps(); R],
+            };
+            let weights = (block < count).then(|| pass.panel.add(block * PANEL_STEP));
+            if weights.is_some() {
+                tile::zero::<0>();
+                tile::zero::<1>();
+                tile::zero::<2>();
+                tile::zero::<3>();
+            }
+            for quarter in 0..4 {
+                if let Some(weights) = weights {
+                    multiply::<R, MINS>(digits.add(quarter * 2 * R * STRIDE), weights.add(quarter * 2048));
+                }
+                if let Some(float) = before {
+                    float.rows(R * quarter / 4..R * (quarter + 1) / 4, &sums, &mut acc);
+                }
+            }
+            if weights.is_some() {
+                tile::store::<0>(next.0[0].as_mut_ptr());
+                tile::store::<1>(next.0[1].as_mut_ptr());
+                tile::store::<2>(next.0[2].as_mut_ptr());
+                tile::store::<3>(next.0[3].as_mut_ptr());
+            }
+            if before.is_some() {
+                pass.store_sums(block - 1, &acc);
+            }
+            std::mem::swap(&mut sums, &mut next);
+        }
+    }
+}
+
+/// The four products of 64 inputs.
+#[inline(always)]
+unsafe fn multiply<const R: usize, const MINS: usize>(digits: *const u8, weights: *const u8) {
+    // SAFETY: by the caller's word.
+    unsafe {
+        tile::load::<6>(weights);
+        tile::load::<4>(digits);
+        tile::load::<5>(digits.add(R * STRIDE));
+        tile::load::<7>(weights.add(1024));
+        if MINS > 0 {
+            tile::multiply::<0, 4, 6, false>();
+            tile::multiply::<1, 5, 6, false>();
+            tile::multiply::<2, 4, 7, false>();
+            tile::multiply::<3, 5, 7, false>();
+        } else {
+            tile::multiply::<0, 4, 6, true>();
+            tile::multiply::<1, 5, 6, true>();
+            tile::multiply::<2, 4, 7, true>();
+            tile::multiply::<3, 5, 7, true>();
+        }
+    }
+}
+
+/// What the float part of a super-block needs: the floats and mins of the panel, the words of its groups.
+#[derive(Clone, Copy)]
+struct Float<const R: usize, const MINS: usize> {
+    panel: *const u8,
+    words: *const u8,
+}
+
+impl<const R: usize, const MINS: usize> Float<R, MINS> {
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+    #[inline]
+    unsafe fn rows(self, rows: Range<usize>, sums: &Sums, acc: &mut [__m512; R]) {
+        // SAFETY: by the caller's word.
+        unsafe {
+            let word = |group: usize, word: Word, row: usize| {
+                let at = ((group * WORDS + word as usize) * R + row) * 4;
+                _mm512_set1_epi32(self.words.add(at).cast::<i32>().read_unaligned())
+            };
+            for row in rows {
+                let sum = |i: usize| _mm512_load_si512(sums.0[i].as_ptr().add(row * LANES).cast());
+                let join = |upper, lower| {
+                    let upper = if MINS > 0 {
+                        _mm512_slli_epi32::<{ shift(true) }>(upper)
+                    } else {
+                        _mm512_slli_epi32::<{ shift(false) }>(upper)
+                    };
+                    _mm512_add_epi32(upper, lower)
+                };
+                let mut mins = _mm512_setzero_si512();
+                for group in 0..MINS {
+                    let m = _mm512_load_si512(self.panel.add(128 + group * 64).cast());
+                    mins = _mm512_dpwssd_epi32(mins, m, word(group, Word::Sum, row));
+                }
+                let d = _mm512_load_ps(self.panel.cast());
+                let dmin = _mm512_load_ps(self.panel.add(64).cast());
+                let a = _mm512_castsi512_ps(word(0, Word::Scale, row));
+                let all = [join(sum(0), sum(2)), join(sum(1), sum(3)), mins];
+                acc[row] = finish_super(MINS > 0, [d, dmin], a, all, acc[row]);
+            }
+        }
+    }
+}
