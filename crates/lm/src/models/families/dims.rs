@@ -3,7 +3,7 @@
 use crate::models::config::{Config, ConfigError};
 
 /// The largest number of layers; the deepest known models have a few hundred.
-const LAYERS_MAX: usize = 4096;
+pub(crate) const LAYERS_MAX: usize = 4096;
 /// The largest product of heads and head width, and the largest width of anything: models have up to 2^18.
 const WIDTH_MAX: usize = 1 << 24;
 

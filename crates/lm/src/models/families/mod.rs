@@ -10,6 +10,8 @@ mod phi3;
 mod qwen;
 mod smollm3;
 
+pub(crate) use dims::LAYERS_MAX;
+
 use super::config::{Config, ConfigError};
 use super::description::{Activation, DecoderConfig};
 
