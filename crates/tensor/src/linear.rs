@@ -127,6 +127,7 @@ impl Linear {
         cols: usize,
     ) -> Result<Self, FileError> {
         tensor.expect_shape(&[rows.stored(), cols])?;
+        check_size(tensor, rows, cols)?;
         let dtype = tensor.dtype();
         let weight = match (float_type(dtype), BlockType::of(dtype)) {
             (Some(ty), _) => Weight::Dense(Dense {
@@ -164,6 +165,7 @@ impl Linear {
         cols: usize,
         declared: Option<Quantization>,
     ) -> Result<Self, FileError> {
+        check_size(&tensors.weight, rows, cols)?;
         let quantization = tensors.quantization(rows.stored(), cols)?;
         if let Some(declared) = declared.filter(|declared| *declared != quantization) {
             return Err(tensors.weight.error(TensorProblem::Value {
@@ -274,6 +276,18 @@ impl Dense {
     pub fn view(&self) -> FloatMatrix<'_> {
         FloatMatrix { data: &self.data, ty: self.ty, scales: &self.scales, rows: self.rows, cols: self.cols }
     }
+}
+
+/// Refuses matrices without weights: no file, however small, bounds their other dimension.
+fn check_size(tensor: &FileTensor, rows: &Rows, cols: usize) -> Result<(), FileError> {
+    if rows.stored() > 0 && cols > 0 {
+        return Ok(());
+    }
+    Err(tensor.error(TensorProblem::Value {
+        what: "the matrix",
+        found: format!("{} x {cols}", rows.stored()),
+        allowed: "1 x 1 or larger".to_owned(),
+    }))
 }
 
 fn float_type(dtype: DType) -> Option<FloatType> {

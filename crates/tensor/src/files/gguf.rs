@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::error::excerpt;
-use super::tensor::bytes_of;
+use super::tensor::sized;
 use super::{Bytes, DType, FileError, FileTensor, Problem, TENSOR_NAME_BYTES_MAX, TensorProblem};
 
 pub mod metadata;
@@ -198,19 +198,17 @@ fn read_entry(reader: &mut Reader<'_>, index: u64, alignment: u64) -> Result<(St
     let id = reader.u32(|| what("the type"))?;
     let dtype = DType::from_ggml(id).ok_or_else(|| problem(unknown_type(id)))?;
     let offset = reader.u64(|| what("the offset"))?;
-    let shape: Option<Vec<usize>> = dims.iter().map(|&dim| usize::try_from(dim).ok()).collect();
-    let shape = shape.filter(|shape| shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim)).is_some());
-    let overflow = || problem(TensorProblem::Overflow { shape: dims.clone(), dtype });
-    let shape = shape.ok_or_else(overflow)?;
-    let columns = shape.last().copied().unwrap_or(1);
-    if !columns.is_multiple_of(dtype.block_elements()) {
+    let columns = dims.last().copied().unwrap_or(1);
+    if !columns.is_multiple_of(dtype.block_elements() as u64) {
         return Err(problem(TensorProblem::Value {
             what: "the last dimension",
             found: columns.to_string(),
             allowed: format!("a multiple of {} for type {dtype}", dtype.block_elements()),
         }));
     }
-    let bytes = bytes_of(dtype, &shape).ok_or_else(overflow)?;
+    let Some((bytes, shape)) = sized(dtype, &dims) else {
+        return Err(problem(TensorProblem::Overflow { shape: dims, dtype }));
+    };
     if !offset.is_multiple_of(alignment) {
         return Err(problem(TensorProblem::Value {
             what: "the offset",

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, Visitor};
 
 use super::error::excerpt;
-use super::tensor::bytes_of;
+use super::tensor::sized;
 use super::{
     Bytes, DType, FileError, FileTensor, Problem, TENSOR_NAME_BYTES_MAX, TENSOR_RANK_MAX, TensorProblem,
 };
@@ -184,12 +184,7 @@ impl RawEntry {
                 allowed: format!("up to {TENSOR_RANK_MAX}"),
             });
         }
-        let sized = || {
-            let shape: Vec<usize> =
-                self.shape.iter().map(|&dim| dim.try_into().ok()).collect::<Option<_>>()?;
-            Some((bytes_of(dtype, &shape)?, shape))
-        };
-        let Some((size, shape)) = sized() else {
+        let Some((size, shape)) = sized(dtype, &self.shape) else {
             return Err(TensorProblem::Overflow { shape: self.shape, dtype });
         };
         let (begin, end) = self.data_offsets;

@@ -108,10 +108,21 @@ impl FileTensor {
     }
 }
 
-/// Bytes of a tensor; `None` if the number overflows or the last dimension does not fill whole blocks.
-pub(crate) fn bytes_of(dtype: DType, shape: &[usize]) -> Option<usize> {
-    let (last, outer) = shape.split_last().map_or((1, shape), |(last, outer)| (*last, outer));
-    outer.iter().try_fold(dtype.bytes_of(last)?, |bytes, &dim| bytes.checked_mul(dim))
+/// Bytes of a tensor; `None` if the last dimension does not fill whole blocks, or if the number of bytes or the
+/// product of any of the dimensions overflows.
+fn bytes_of(dtype: DType, shape: &[usize]) -> Option<usize> {
+    let product =
+        |least: usize| shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim.max(least)));
+    // Not even beside a zero: or else it would matter in which order dimensions are multiplied.
+    product(1)?;
+    let whole_blocks = shape.last().is_none_or(|last| last.is_multiple_of(dtype.block_elements()));
+    if whole_blocks { dtype.bytes_of(product(0)?) } else { None }
+}
+
+/// Bytes and shape of a tensor from the dimensions that a file tells, with the `None` of [`bytes_of`].
+pub(super) fn sized(dtype: DType, dims: &[u64]) -> Option<(usize, Vec<usize>)> {
+    let shape: Vec<usize> = dims.iter().map(|&dim| dim.try_into().ok()).collect::<Option<_>>()?;
+    Some((bytes_of(dtype, &shape)?, shape))
 }
 
 /// Widens elements of a float type, as many as both sides have; false for another type.
@@ -174,6 +185,9 @@ mod tests {
     fn sizes_that_overflow_are_refused() {
         let message = tensor(DType::F32, &[usize::MAX, 4], &[]).unwrap_err().to_string();
         assert!(message.contains("more bytes than can be counted"), "{message}");
+        let message = tensor(DType::F32, &[usize::MAX, 4, 0], &[]).unwrap_err().to_string();
+        assert!(message.contains("more bytes than can be counted"), "{message}");
+        assert!(tensor(DType::F32, &[4, 0], &[]).unwrap().to_f32(&[4, 0]).unwrap().is_empty());
         let message = tensor(DType::Q4_0, &[4, 33], &[0; 72]).unwrap_err().to_string();
         assert!(message.contains("[4, 33]"), "{message}");
     }
