@@ -36,7 +36,11 @@ mod activations;
 #[cfg(target_arch = "x86_64")]
 mod amx;
 #[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod code;
 mod format;
 mod pack;
 mod scalar;
@@ -124,10 +128,10 @@ pub fn matmul(exec: &Exec, x: &[f32], rows: usize, products: &mut [Product<'_>])
 /// Rows of a tile of the input, as the kernels of the level like them.
 fn tile_rows(isa: Isa, rows: usize) -> usize {
     match isa.level() {
-        Level::Scalar | Level::Avx2 => 1,
+        Level::Scalar => 1,
         #[cfg(target_arch = "x86_64")]
         Level::Amx if rows >= amx::MIN_ROWS => 16,
-        Level::Avx512 | Level::Amx => rows.next_power_of_two().min(4),
+        Level::Avx2 | Level::Avx512 | Level::Amx => rows.next_power_of_two().min(4),
     }
 }
 
@@ -141,6 +145,9 @@ fn run(isa: Isa, task: &Task<'_>, input: &Activations, blocks: Blocks) {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the level was checked.
         Level::Avx512 | Level::Amx => unsafe { avx512::matmul(weight, input, blocks, out) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the level was checked.
+        Level::Avx2 => unsafe { avx2::matmul(weight, input, blocks, out) },
         _ => scalar::matmul(weight, input, blocks, out),
     }
 }

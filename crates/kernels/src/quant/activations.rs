@@ -97,6 +97,11 @@ impl Activations {
                 // SAFETY: the level was checked.
                 unsafe { super::avx512::quantize_tile(form, x, digits, words, rows) }
             },
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => |form, x: &[f32], digits: &mut [u8], words: &mut [u8], rows| {
+                // SAFETY: the level was checked.
+                unsafe { super::avx2::quantize_tile(form, x, digits, words, rows) }
+            },
             _ => quantize_tile,
         };
         exec.pool.for_ranges(rows.div_ceil(tile), 1, &|range| {

@@ -4,6 +4,7 @@
 //! broadcast. The zero code's share is in the sum before the first product ([`Word::High`], [`Word::Low`]).
 
 use super::activations::{Activations, Form, STRIDE, Tile, WORDS, Word};
+use super::code;
 use super::format::{CHUNK, Kind, LANES, Layout, ScaleCode, planes};
 use super::scalar::E2M1;
 use super::{Blocks, Out, QuantMatrix};
@@ -11,35 +12,6 @@ use std::arch::x86_64::*;
 
 /// How far ahead of the reading packed weights are fetched, in bytes.
 const AHEAD: usize = 4096;
-
-/// What a kernel is compiled for: a bit width and what always goes with it.
-pub(super) mod code {
-    use super::super::format::{Kind, Layout};
-
-    pub(in super::super) const E2M1_32: u8 = 32;
-    pub(in super::super) const E2M1_16: u8 = 16;
-
-    /// The kernel of a format: its bits, or one of the two E2M1 kinds.
-    pub(in super::super) fn of(layout: &Layout) -> u8 {
-        match (layout.e2m1, layout.step) {
-            (true, 16) => E2M1_16,
-            (true, _) => E2M1_32,
-            _ => layout.bits as u8,
-        }
-    }
-
-    pub(in super::super) const fn bits(code: u8) -> usize {
-        if code >= E2M1_16 { 4 } else { code as usize }
-    }
-
-    /// Inputs of a step of a format with this code, if at most 32.
-    pub(in super::super) const fn halves(code: u8, kind: Kind) -> bool {
-        match kind {
-            Kind::Plain => code == E2M1_16,
-            Kind::Super => matches!(code, 2 | 3 | 6),
-        }
-    }
-}
 
 /// Quantizes the rows of one tile (the definition, compiled for AVX-512).
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
@@ -396,7 +368,7 @@ unsafe fn super_blocks<const CODE: u8, const M: usize>(
     let input = Input::<M>::new(tile);
     let chunk_bytes = const { 64 * code::bits(CODE) };
     let halves_of_chunk = const { if code::halves(CODE, Kind::Super) { 2 } else { 1 } };
-    let affine = const { matches!(CODE, 2 | 4 | 5) };
+    let affine = const { code::mins(CODE) };
     let mut acc = [_mm512_setzero_ps(); M];
     for unit in 0..weight.units() {
         let packed = weight.unit(block, unit).as_ptr();

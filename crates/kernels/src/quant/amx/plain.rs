@@ -1,7 +1,8 @@
 //! Formats with plain scales: one product of K = 16, 32 or 64 for each step and digit.
 
 use super::super::activations::{STRIDE, WORDS, Word};
-use super::super::avx512::{code, decode, fetch_ahead, scales};
+use super::super::avx512::{decode, fetch_ahead, scales};
+use super::super::code;
 use super::super::format::{CHUNK, LANES, Layout};
 use super::super::{Blocks, QuantMatrix};
 use super::{Pass, tile};

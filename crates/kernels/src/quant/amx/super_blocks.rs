@@ -2,7 +2,8 @@
 //! run over all 256 inputs with full tiles and the float part is needed once.
 
 use super::super::activations::{STRIDE, WORDS, Word};
-use super::super::avx512::{bytes, code, decode, fetch_ahead, finish_super, min_pairs, signed_bytes};
+use super::super::avx512::{bytes, decode, fetch_ahead, finish_super, min_pairs, signed_bytes};
+use super::super::code;
 use super::super::format::{CHUNK, Kind, LANES, SUPER};
 use super::super::{Blocks, QuantMatrix};
 use super::{Pass, tile};
@@ -43,7 +44,7 @@ pub(super) unsafe fn expand(weight: &QuantMatrix, blocks: Blocks, unit: usize, p
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn expand_unit<const CODE: u8>(weight: &QuantMatrix, packed: *const u8, to: *mut u8) {
     let layout = weight.layout();
-    let affine = const { matches!(CODE, 2 | 4 | 5) };
+    let affine = const { code::mins(CODE) };
     let halves = const { if code::halves(CODE, Kind::Super) { 2 } else { 1 } };
     fetch_ahead(packed, layout.block);
     // SAFETY: everything lies where the layout says, the panel has room.
