@@ -3,14 +3,17 @@
 //! * [`files`]: safetensors and GGUF readers that parse and validate everything, then lend slices.
 //! * [`formats`]: how MLX and GGUF store quantized weights, turned into kernel matrices.
 //! * [`Linear`]: a weight matrix in its stored format, dense or quantized.
-//! * [`ops`]: the operations a forward pass is made of.
+//! * [`ops`]: the operations a forward pass is made of, on [`Tensor`]s of a [`Device`].
 
+mod device;
 pub mod files;
 pub mod formats;
 pub mod linear;
 pub mod ops;
 mod tensor;
 
+pub use device::Device;
 pub use linear::{Dense, Linear, Rows, Weight};
 pub use lmx_kernels as kernels;
+pub use ops::OpError;
 pub use tensor::Tensor;

@@ -1,1 +1,17 @@
-//! (being written)
+//! Keys and values of running sequences.
+//!
+//! They live in reference-counted blocks of [`BLOCK`] tokens. Layers of the same shape and policy form a group; a
+//! block of a group holds one slab of keys and values for each of its layers, and a sequence holds one list of
+//! blocks per group, indexed by absolute block number. From that follow without copies: growth, forking (the
+//! partial last block is copied when written), trimming, ragged batches and bounded memory.
+//!
+//! A sequence knows exactly how many tokens it holds; [`KvStore::trim`] removes exactly as many as asked for, or
+//! says which position it can return to.
+
+mod block;
+mod spec;
+mod store;
+
+pub use block::{BLOCK, BlockBudget};
+pub use spec::{KvSpec, LayerGroup, LayerKv, Policy};
+pub use store::{KvError, KvStore, SequenceId};

@@ -1,11 +1,16 @@
 //! Model families over one decoder.
 
 mod config;
+mod decoder;
 mod description;
 pub mod families;
+mod model;
+mod parts;
 pub mod rope;
 
 pub use config::{Config, ConfigError};
+pub use decoder::Decoder;
 pub use description::{
     Activation, AttentionConfig, DecoderConfig, LayerConfig, MlpConfig, NormConfig, NormPlacement,
 };
+pub use model::{ForwardError, Model, StepInputs, StepSequence, kv_spec};

@@ -1,0 +1,346 @@
+//! The store of all sequences' blocks.
+
+use super::block::{BLOCK, Block, BlockBudget};
+use super::spec::{KvSpec, Policy};
+use lmx_tensor::kernels::attention::write_kv;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Names a sequence of a [`KvStore`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SequenceId(u64);
+
+/// Why the store refused.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum KvError {
+    /// The budget does not hold the blocks that a step needs.
+    #[error("the KV budget is spent: {used} of {limit} bytes are in use and {needed} more are needed")]
+    OutOfMemory {
+        /// Bytes of living blocks.
+        used: usize,
+        /// The budget.
+        limit: usize,
+        /// Bytes of the block that could not be had.
+        needed: usize,
+    },
+    /// A trim asked for more than can be undone.
+    #[error("cannot trim to position {target}: the nearest reachable position is {reachable}")]
+    Unreachable {
+        /// The length asked for.
+        target: usize,
+        /// The nearest length that a sequence can still return to; 0 means starting over.
+        reachable: usize,
+    },
+    /// No such sequence.
+    #[error("unknown sequence")]
+    UnknownSequence,
+}
+
+/// One sequence's blocks.
+#[derive(Clone, Debug)]
+struct Sequence {
+    id: SequenceId,
+    /// Tokens held: positions `0..len` have been written (windows may have dropped early ones).
+    len: usize,
+    /// For each group, its blocks by absolute block number; `None` where dropped.
+    tables: Vec<Vec<Option<Arc<Block>>>>,
+}
+
+/// All sequences' keys and values, under one budget.
+#[derive(Debug)]
+pub struct KvStore {
+    spec: KvSpec,
+    budget: Arc<BlockBudget>,
+    sequences: Vec<Sequence>,
+    next_id: u64,
+}
+
+impl KvStore {
+    /// An empty store for a model of the given spec, at most `budget_bytes` large.
+    #[must_use]
+    pub fn new(spec: KvSpec, budget_bytes: usize) -> Self {
+        Self { spec, budget: BlockBudget::new(budget_bytes), sequences: Vec::new(), next_id: 0 }
+    }
+
+    /// The layer groups.
+    #[must_use]
+    pub fn spec(&self) -> &KvSpec {
+        &self.spec
+    }
+
+    /// What the blocks are counted against.
+    #[must_use]
+    pub fn budget(&self) -> &BlockBudget {
+        &self.budget
+    }
+
+    /// Starts an empty sequence.
+    pub fn add(&mut self) -> SequenceId {
+        let id = SequenceId(self.next_id);
+        self.next_id += 1;
+        let tables = vec![Vec::new(); self.spec.groups.len()];
+        self.sequences.push(Sequence { id, len: 0, tables });
+        id
+    }
+
+    /// A second sequence with the same tokens; nothing is copied until one of the two writes.
+    ///
+    /// # Errors
+    /// [`KvError::UnknownSequence`].
+    pub fn fork(&mut self, of: SequenceId) -> Result<SequenceId, KvError> {
+        let mut fork = self.get(of)?.clone();
+        fork.id = SequenceId(self.next_id);
+        self.next_id += 1;
+        let id = fork.id;
+        self.sequences.push(fork);
+        Ok(id)
+    }
+
+    /// Forgets a sequence; its blocks are freed unless a fork shares them.
+    pub fn remove(&mut self, id: SequenceId) {
+        self.sequences.retain(|s| s.id != id);
+    }
+
+    /// The number of tokens that a sequence holds (0 if it is unknown).
+    #[must_use]
+    pub fn len(&self, id: SequenceId) -> usize {
+        self.get(id).map_or(0, |s| s.len)
+    }
+
+    /// Whether no sequence is held.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.sequences.is_empty()
+    }
+
+    fn get(&self, id: SequenceId) -> Result<&Sequence, KvError> {
+        self.sequences.iter().find(|s| s.id == id).ok_or(KvError::UnknownSequence)
+    }
+
+    fn get_mut(&mut self, id: SequenceId) -> Result<&mut Sequence, KvError> {
+        self.sequences.iter_mut().find(|s| s.id == id).ok_or(KvError::UnknownSequence)
+    }
+
+    /// Makes room for `tokens` more tokens: afterwards the blocks of positions `len..len + tokens` exist and
+    /// belong to this sequence alone, so that [`KvStore::write`] can fill them.
+    ///
+    /// # Errors
+    /// [`KvError::OutOfMemory`]; what was allocated so far stays with the sequence.
+    pub fn reserve(&mut self, id: SequenceId, tokens: usize) -> Result<(), KvError> {
+        let groups: Vec<usize> = self.spec.groups.iter().map(super::LayerGroup::block_bytes).collect();
+        let budget = Arc::clone(&self.budget);
+        let sequence = self.get_mut(id)?;
+        let first = sequence.len / BLOCK;
+        let last = (sequence.len + tokens).div_ceil(BLOCK);
+        for (table, &bytes) in sequence.tables.iter_mut().zip(&groups) {
+            let out_of_memory =
+                || KvError::OutOfMemory { used: budget.used(), limit: budget.limit(), needed: bytes };
+            if table.len() < last {
+                table.resize(last, None);
+            }
+            for slot in table.iter_mut().take(last).skip(first) {
+                match slot {
+                    None => {
+                        let block = Block::new(bytes, &budget).ok_or_else(out_of_memory)?;
+                        *slot = Some(Arc::new(block));
+                    }
+                    // A fork shares the block: copy on write.
+                    Some(block) => {
+                        if Arc::get_mut(block).is_none() {
+                            *block = Arc::new(block.copy().ok_or_else(out_of_memory)?);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores the keys and values `k`, `v` (`[tokens][kv_heads][head_dim]`) of `layer` at the positions after
+    /// the sequence's length. The room must have been reserved.
+    ///
+    /// # Errors
+    /// [`KvError::UnknownSequence`].
+    pub fn write(&mut self, id: SequenceId, layer: usize, k: &[f32], v: &[f32]) -> Result<(), KvError> {
+        let (group, place) = self.spec.layers[layer];
+        let shape = self.spec.groups[group].shape;
+        let width = shape.kv_heads * shape.head_dim;
+        let sequence = self.get_mut(id)?;
+        let first = sequence.len;
+        for (i, (k, v)) in k.chunks_exact(width).zip(v.chunks_exact(width)).enumerate() {
+            let position = first + i;
+            let block = sequence.tables[group].get_mut(position / BLOCK).and_then(Option::as_mut);
+            // `reserve` made the block unique; a block that is not is a bug of the caller.
+            let block = block.and_then(Arc::get_mut);
+            debug_assert!(block.is_some(), "position {position} was not reserved");
+            if let Some(block) = block {
+                write_kv(&shape, block.slab_mut(place, shape.bytes()), position % BLOCK, k, v);
+            }
+        }
+        Ok(())
+    }
+
+    /// The slabs of `layer`, by absolute block number, `None` where dropped.
+    ///
+    /// # Errors
+    /// [`KvError::UnknownSequence`].
+    pub fn slabs(&self, id: SequenceId, layer: usize) -> Result<Vec<Option<&[u8]>>, KvError> {
+        let (group, place) = self.spec.layers[layer];
+        let bytes = self.spec.groups[group].shape.bytes();
+        let table = &self.get(id)?.tables[group];
+        Ok(table.iter().map(|b| b.as_ref().map(|b| b.slab(place, bytes))).collect())
+    }
+
+    /// Counts `tokens` written tokens as held, and drops the blocks that no later query can see.
+    ///
+    /// # Errors
+    /// [`KvError::UnknownSequence`].
+    pub fn commit(&mut self, id: SequenceId, tokens: usize) -> Result<(), KvError> {
+        let policies: Vec<Policy> = self.spec.groups.iter().map(|g| g.policy).collect();
+        let sequence = self.get_mut(id)?;
+        sequence.len += tokens;
+        for (table, policy) in sequence.tables.iter_mut().zip(policies) {
+            for slot in &mut table[dead_blocks(policy, sequence.len)] {
+                *slot = None;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the last `tokens` tokens, exactly.
+    ///
+    /// # Errors
+    /// [`KvError::Unreachable`] if a window has dropped tokens that the shorter sequence would need (the
+    /// sequence is left as it was), [`KvError::UnknownSequence`].
+    pub fn trim(&mut self, id: SequenceId, tokens: usize) -> Result<(), KvError> {
+        let policies: Vec<Policy> = self.spec.groups.iter().map(|g| g.policy).collect();
+        let sequence = self.get_mut(id)?;
+        let target = sequence.len.checked_sub(tokens);
+        let reachable = sequence
+            .tables
+            .iter()
+            .zip(&policies)
+            .map(|(table, &policy)| shortest_reachable(table, policy, sequence.len))
+            .max()
+            .unwrap_or(0);
+        match target {
+            Some(target) if target >= reachable || target == 0 => {
+                for table in &mut sequence.tables {
+                    table.truncate(target.div_ceil(BLOCK));
+                }
+                sequence.len = target;
+                Ok(())
+            }
+            _ => Err(KvError::Unreachable { target: target.unwrap_or(0), reachable }),
+        }
+    }
+
+    /// Whether the sequence can be trimmed to `target` tokens.
+    #[must_use]
+    pub fn can_trim_to(&self, id: SequenceId, target: usize) -> bool {
+        self.get(id).is_ok_and(|s| {
+            target <= s.len
+                && (target == 0
+                    || s.tables
+                        .iter()
+                        .zip(&self.spec.groups)
+                        .all(|(table, group)| shortest_reachable(table, group.policy, s.len) <= target))
+        })
+    }
+}
+
+/// The blocks that no query at position `len` or later sees.
+fn dead_blocks(policy: Policy, len: usize) -> Range<usize> {
+    match policy {
+        Policy::Full => 0..0,
+        Policy::Window { size } => 0..(len + 1).saturating_sub(size) / BLOCK,
+    }
+}
+
+/// The shortest length (above 0) to which a table can be trimmed: its next query must find all it may see.
+fn shortest_reachable(table: &[Option<Arc<Block>>], policy: Policy, len: usize) -> usize {
+    match policy {
+        Policy::Full => 0,
+        Policy::Window { size } => {
+            let dropped = table.iter().take_while(|b| b.is_none()).count();
+            // The query at position p sees p + 1 - size and later, all of which must be at or after the first
+            // held position.
+            if dropped == 0 { 0 } else { (dropped * BLOCK + size - 1).min(len) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::LayerKv;
+    use lmx_tensor::kernels::attention::KvType;
+
+    const FULL: LayerKv = LayerKv { kv_heads: 1, head_dim: 4, policy: Policy::Full };
+    const WINDOW: LayerKv = LayerKv { kv_heads: 1, head_dim: 4, policy: Policy::Window { size: 40 } };
+
+    fn push(store: &mut KvStore, id: SequenceId, tokens: usize) {
+        store.reserve(id, tokens).unwrap();
+        for layer in 0..store.spec().layers.len() {
+            store.write(id, layer, &vec![1.0; tokens * 4], &vec![2.0; tokens * 4]).unwrap();
+        }
+        store.commit(id, tokens).unwrap();
+    }
+
+    #[test]
+    fn a_window_holds_at_most_its_blocks_plus_one() {
+        let mut store = KvStore::new(KvSpec::new(&[FULL, WINDOW], KvType::F16), usize::MAX);
+        let id = store.add();
+        for _ in 0..300 {
+            push(&mut store, id, 1);
+            let held = store.slabs(id, 1).unwrap().iter().flatten().count();
+            assert!(held <= 40usize.div_ceil(BLOCK) + 1, "{held} blocks at {}", store.len(id));
+        }
+        assert_eq!(store.slabs(id, 0).unwrap().iter().flatten().count(), 300usize.div_ceil(BLOCK));
+        assert_eq!(store.budget().used(), store.spec().bytes_at(300));
+    }
+
+    #[test]
+    fn trim_is_exact_or_names_the_nearest_position() {
+        let mut store = KvStore::new(KvSpec::new(&[FULL, WINDOW], KvType::F32), usize::MAX);
+        let id = store.add();
+        push(&mut store, id, 200);
+        store.trim(id, 10).unwrap();
+        assert_eq!(store.len(id), 190);
+        let error = store.trim(id, 100).unwrap_err();
+        let KvError::Unreachable { target: 90, reachable } = error else { panic!("{error}") };
+        assert!(store.can_trim_to(id, reachable) && !store.can_trim_to(id, reachable - 1));
+        assert_eq!(store.len(id), 190, "a refused trim changes nothing");
+        store.trim(id, 190 - reachable).unwrap();
+        push(&mut store, id, 5);
+        store.trim(id, reachable + 5).unwrap();
+        assert_eq!(store.len(id), 0);
+    }
+
+    #[test]
+    fn forks_share_until_one_writes() {
+        let mut store = KvStore::new(KvSpec::new(&[FULL], KvType::F32), usize::MAX);
+        let a = store.add();
+        push(&mut store, a, 100);
+        let before = store.budget().used();
+        let b = store.fork(a).unwrap();
+        assert_eq!(store.budget().used(), before);
+        store.reserve(b, 1).unwrap();
+        store.write(b, 0, &[9.0; 4], &[9.0; 4]).unwrap();
+        assert_eq!(store.budget().used(), before + store.spec().groups[0].block_bytes());
+        assert_ne!(store.slabs(a, 0).unwrap()[3], store.slabs(b, 0).unwrap()[3]);
+        store.remove(a);
+        store.remove(b);
+        assert_eq!(store.budget().used(), 0);
+    }
+
+    #[test]
+    fn the_budget_is_an_error_not_a_panic() {
+        let spec = KvSpec::new(&[FULL], KvType::F32);
+        let limit = 3 * spec.groups[0].block_bytes();
+        let mut store = KvStore::new(spec, limit);
+        let id = store.add();
+        push(&mut store, id, 3 * BLOCK);
+        assert!(matches!(store.reserve(id, 1), Err(KvError::OutOfMemory { .. })));
+    }
+}

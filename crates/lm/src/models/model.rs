@@ -1,0 +1,103 @@
+//! The seam between the engine and a network.
+
+use crate::cache::{KvError, KvSpec, KvStore, LayerKv, SequenceId};
+use lmx_tensor::kernels::attention::KvType;
+use lmx_tensor::{Device, Linear, OpError, Tensor};
+use std::ops::Range;
+
+/// What one engine step runs: a ragged batch, no padding. Row `i` of a forward pass is `tokens[i]`.
+#[derive(Clone, Debug, Default)]
+pub struct StepInputs {
+    /// Token ids of all rows.
+    pub tokens: Vec<u32>,
+    /// The rows' absolute positions in their sequences.
+    pub positions: Vec<u32>,
+    /// The sequences of the batch, in order of their rows.
+    pub sequences: Vec<StepSequence>,
+}
+
+/// One sequence's part of a step: consecutive tokens that follow those which the cache holds.
+#[derive(Clone, Debug)]
+pub struct StepSequence {
+    /// Whose cache is read and extended.
+    pub id: SequenceId,
+    /// Its rows of the batch.
+    pub rows: Range<usize>,
+    /// The absolute position of its first row, which is the number of tokens that the cache holds.
+    pub first_position: usize,
+    /// Whether the request exceeds the model's original context (longrope's long factors apply).
+    pub long_context: bool,
+}
+
+impl StepInputs {
+    /// Appends `tokens` of sequence `id`, whose cache holds `first_position` tokens.
+    pub fn push(&mut self, id: SequenceId, first_position: usize, tokens: &[u32], long_context: bool) {
+        let start = self.tokens.len();
+        self.tokens.extend_from_slice(tokens);
+        self.positions.extend((first_position..).take(tokens.len()).map(|p| p as u32));
+        let rows = start..self.tokens.len();
+        self.sequences.push(StepSequence { id, rows, first_position, long_context });
+    }
+}
+
+/// A forward pass that failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ForwardError {
+    /// An op refused its shapes.
+    #[error(transparent)]
+    Op(#[from] OpError),
+    /// The cache refused.
+    #[error(transparent)]
+    Kv(#[from] KvError),
+    /// A token that the embedding has no row for.
+    #[error("token id {token} is outside the vocabulary of {vocab}")]
+    Token {
+        /// The id.
+        token: u32,
+        /// The number of ids.
+        vocab: usize,
+    },
+}
+
+/// A network that the engine can run.
+pub trait Model: Send {
+    /// Runs the rows of `step` through all layers, extending the caches (whose room has been reserved), and
+    /// returns the residual stream after the last one, `[rows, hidden]`. The caller commits the tokens.
+    ///
+    /// # Errors
+    /// [`ForwardError`]; the caches then hold what they held before.
+    fn hidden(&self, step: &StepInputs, kv: &mut KvStore) -> Result<Tensor, ForwardError>;
+
+    /// The final norm and the head: logits of the given rows of `hidden`, `[rows.len(), vocab]`.
+    ///
+    /// # Errors
+    /// [`ForwardError`].
+    fn head(&self, hidden: &Tensor, rows: &[usize]) -> Result<Tensor, ForwardError>;
+
+    /// What each layer caches, first to last.
+    fn layer_kv(&self) -> Vec<LayerKv>;
+
+    /// The device that it runs on.
+    fn device(&self) -> &Device;
+
+    /// Visits every weight matrix with its module name, spelled as in the checkpoint.
+    ///
+    /// # Errors
+    /// The first error of `visit`.
+    fn visit_linears(&self, visit: &mut dyn FnMut(&str, &Linear));
+
+    /// The longest sequence that the model was made for, in tokens.
+    fn context_length(&self) -> usize;
+
+    /// The number of token ids.
+    fn vocab(&self) -> usize;
+
+    /// Beyond this many tokens (prompt and reply) a request counts as long-context.
+    fn original_context(&self) -> Option<usize>;
+}
+
+/// The grouping of a model's layers, stored as `ty`.
+#[must_use]
+pub fn kv_spec(model: &dyn Model, ty: KvType) -> KvSpec {
+    KvSpec::new(&model.layer_kv(), ty)
+}

@@ -1,0 +1,29 @@
+//! Attention over KV blocks.
+
+use super::OpError;
+use crate::Tensor;
+use lmx_kernels::attention::{self as kernel, AttentionShape, BLOCK, Sequence};
+
+/// Attention of each row of `q` (`[rows][heads][head_dim]`) over its sequence's blocks.
+///
+/// # Errors
+/// [`OpError`] if the width of `q`, a sequence's rows or its number of blocks does not fit.
+pub fn attention(shape: &AttentionShape, q: &Tensor, sequences: &[Sequence<'_>]) -> Result<Tensor, OpError> {
+    let width = shape.heads * shape.kv.head_dim;
+    OpError::unless(q.cols() == width && shape.heads.is_multiple_of(shape.kv.kv_heads), "attention", || {
+        format!("q of width {} for {} heads over {:?}", q.cols(), shape.heads, shape.kv)
+    })?;
+    for s in sequences {
+        let fits = s.rows.start <= s.rows.end
+            && s.rows.end <= q.rows()
+            && s.blocks.len() * BLOCK >= s.first_position + s.rows.len()
+            && s.blocks.iter().flatten().all(|b| b.len() == shape.kv.bytes());
+        OpError::unless(fits, "attention", || {
+            let (rows, blocks) = (&s.rows, s.blocks.len());
+            format!("rows {rows:?} of {} at position {} in {blocks} blocks", q.rows(), s.first_position)
+        })?;
+    }
+    let mut out = Tensor::undefined(q.device(), q.rows(), q.cols());
+    kernel::attention(q.device().exec(), shape, q.data(), sequences, out.data_mut());
+    Ok(out)
+}

@@ -1,0 +1,73 @@
+//! Products with weight matrices, and the embedding lookup.
+
+use super::OpError;
+use crate::linear::Weight;
+use crate::{Device, Linear, Tensor};
+use lmx_kernels::float::{self, FloatProduct};
+use lmx_kernels::quant::{self, Product};
+
+/// `x · wᵀ + bias`: `[rows, in_features]` to `[rows, out_features]`.
+///
+/// # Errors
+/// [`OpError`] if the widths differ.
+pub fn linear(x: &Tensor, weight: &Linear) -> Result<Tensor, OpError> {
+    let [out] = linears(x, [weight])?;
+    Ok(out)
+}
+
+/// [`linear`] with several matrices over the same input, which is prepared once for all of them.
+///
+/// # Errors
+/// [`OpError`] if the widths differ.
+pub fn linears<const N: usize>(x: &Tensor, weights: [&Linear; N]) -> Result<[Tensor; N], OpError> {
+    for weight in weights {
+        OpError::unless(weight.in_features() == x.cols(), "linear", || {
+            let (out, inp) = (weight.out_features(), weight.in_features());
+            format!("a {out}x{inp} matrix over {} features", x.cols())
+        })?;
+    }
+    let (exec, rows) = (x.device().exec(), x.rows());
+    let mut outs = weights.map(|w| Tensor::undefined(x.device(), rows, w.out_features()));
+    let mut quantized = Vec::with_capacity(N);
+    let mut dense = Vec::with_capacity(N);
+    for (weight, out) in weights.into_iter().zip(&mut outs) {
+        let out = out.data_mut();
+        match weight.weight() {
+            Weight::Quant(weight) => quantized.push(Product { weight, out }),
+            Weight::Dense(weight) => dense.push(FloatProduct { weight: weight.view(), out }),
+        }
+    }
+    if !quantized.is_empty() {
+        quant::matmul(exec, x.data(), rows, &mut quantized);
+    }
+    if !dense.is_empty() {
+        float::matmul(exec, x.data(), rows, &mut dense);
+    }
+    for (weight, out) in weights.into_iter().zip(&mut outs) {
+        if let Some(bias) = weight.bias() {
+            for row in out.data_mut().chunks_exact_mut(bias.len()) {
+                row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+            }
+        }
+    }
+    Ok(outs)
+}
+
+/// The rows of `table` for `tokens`, times `scale`.
+///
+/// # Errors
+/// [`OpError`] if a token has no row.
+pub fn embed(device: &Device, table: &Linear, tokens: &[u32], scale: f32) -> Result<Tensor, OpError> {
+    let mut out = Tensor::undefined(device, tokens.len(), table.in_features());
+    for (row, &token) in out.data_mut().chunks_exact_mut(table.in_features().max(1)).zip(tokens) {
+        let index = token as usize;
+        OpError::unless(index < table.out_features(), "embed", || {
+            format!("token {token} of {}", table.out_features())
+        })?;
+        table.dequantize_row(index, row);
+        if scale != 1.0 {
+            row.iter_mut().for_each(|v| *v *= scale);
+        }
+    }
+    Ok(out)
+}
