@@ -4,11 +4,14 @@
 //! operands are seen as padded with zeros to a multiple of 16; lane j sums the k with k mod 16 = j in ascending
 //! order by fma, then the lanes are added j + 8, j + 4, j + 2, j + 1. See docs/decisions/0002.
 
+mod panel;
 mod scalar;
+mod tile;
 mod widen;
 
-use crate::Exec;
 use crate::disjoint::Disjoint;
+use crate::{Exec, scratch};
+use panel::Panel;
 
 /// How the elements of a [`FloatMatrix`] are stored, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,16 +90,49 @@ pub struct FloatProduct<'a> {
 /// # Panics
 /// If a length does not fit its shape.
 pub fn matmul(exec: &Exec, x: &[f32], rows: usize, products: &mut [FloatProduct<'_>]) {
-    for product in products {
-        let weight = product.weight;
-        weight.check();
-        assert_eq!(x.len(), rows * weight.cols, "activations of {rows} rows");
-        assert_eq!(product.out.len(), rows * weight.rows, "outputs of {rows} rows");
-        let out = Disjoint::new(product.out);
-        exec.pool.for_ranges(weight.rows, 1, &|outputs| {
-            exec.isa.run(scalar::Outputs { x, rows, weight, outputs, out: &out });
-        });
+    let all_outputs: usize = products.iter().map(|p| p.weight.rows).sum();
+    // More panels than threads, so that a thread that is held up does not hold up the others.
+    let share = all_outputs.div_ceil(8 * exec.pool.threads());
+    let products: Vec<SharedProduct<'_>> = products
+        .iter_mut()
+        .map(|FloatProduct { weight, out }| {
+            weight.check();
+            assert_eq!(x.len(), rows * weight.cols, "activations of {rows} rows");
+            assert_eq!(out.len(), rows * weight.rows, "outputs of {rows} rows");
+            let step = panel::outputs(weight, rows).min(share).next_multiple_of(tile::OUTPUTS);
+            SharedProduct { weight: *weight, out: Disjoint::new(out), step }
+        })
+        .collect();
+    let run = |item: usize| {
+        let mut item = item;
+        for SharedProduct { weight, out, step } in &products {
+            let panels = weight.rows.div_ceil(*step);
+            if item < panels {
+                let outputs = item * step..weight.rows.min((item + 1) * step);
+                return scratch::with_scratch(panel::scratch_len(weight, rows, outputs.len()), |scratch| {
+                    exec.isa.run(Panel { x, rows, weight: *weight, outputs, out, scratch });
+                });
+            }
+            item -= panels;
+        }
+    };
+    let panels = products.iter().map(|p| p.weight.rows.div_ceil(p.step)).sum();
+    let bytes: usize = products.iter().map(|p| p.weight.data.len()).sum();
+    if bytes * rows < PARALLEL_MIN {
+        (0..panels).for_each(run);
+    } else {
+        exec.pool.for_each(panels, &run);
     }
+}
+
+/// Weight bytes times rows below which a call runs on the calling thread: about a microsecond of work.
+const PARALLEL_MIN: usize = 1 << 15;
+
+struct SharedProduct<'a> {
+    weight: FloatMatrix<'a>,
+    out: Disjoint<'a, f32>,
+    /// Outputs of a panel.
+    step: usize,
 }
 
 /// Writes row `row` of `weight` to `out` as f32 (an embedding lookup).

@@ -1,6 +1,9 @@
 //! Which instruction set the kernels use. An [`Isa`] can only be obtained through a check of the running CPU,
 //! so holding one is the proof that `unsafe` calls of `#[target_feature]` functions rest on.
 
+use crate::simd::Kernel;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{Avx2, Avx512};
 use std::fmt;
 use std::sync::OnceLock;
 
@@ -93,41 +96,35 @@ impl Isa {
     }
 }
 
-/// Plain Rust code that is compiled once for each level; `run` must be `#[inline(always)]` all the way down.
-///
-/// The compiler may vectorize it but never reorders its IEEE operations, so all levels give the same bits.
-pub(crate) trait Body {
-    type Output;
-    fn run(self) -> Self::Output;
-}
-
 impl Isa {
-    /// Runs `body` as compiled for this level.
-    pub(crate) fn run<B: Body>(self, body: B) -> B::Output {
+    /// Runs `kernel` in its form for this level.
+    pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
         match self.0 {
-            Level::Scalar => body.run(),
+            Level::Scalar => kernel.scalar(),
             // SAFETY: holding an `Isa` of this level proves that the CPU has its features.
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => unsafe { run_avx2(body) },
+            Level::Avx2 => unsafe { run_avx2(kernel) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 | Level::Amx => unsafe { run_avx512(body) },
+            Level::Avx512 | Level::Amx => unsafe { run_avx512(kernel) },
             #[cfg(not(target_arch = "x86_64"))]
-            _ => body.run(),
+            _ => kernel.scalar(),
         }
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn run_avx2<B: Body>(body: B) -> B::Output {
-    body.run()
+fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: the features are this function's own.
+    kernel.simd(unsafe { Avx2::new() })
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
-fn run_avx512<B: Body>(body: B) -> B::Output {
-    body.run()
+fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: the features are this function's own.
+    kernel.simd(unsafe { Avx512::new() })
 }
 
 impl fmt::Display for Isa {

@@ -16,4 +16,4 @@ pub use reduce::{argmax, log_softmax, log_sum_exp};
 pub use rope::rope;
 
 pub(crate) use elementwise::capped as softcapped;
-pub(crate) use math::sum16;
+pub(crate) use math::{constants, sum16};

@@ -69,6 +69,9 @@ fn shapes(ty: FloatType) -> impl Iterator<Item = (usize, usize, usize)> {
         (16, 24, 32),
         (31, 19, 45),
         (64, 70, 128),
+        // More columns than one range of a panel.
+        (8, 30, 2080),
+        (7, 5, 1100),
     ];
     all.into_iter().filter(move |&(_, _, cols)| ty != FloatType::E4m3 || cols % SCALE_GROUP == 0)
 }

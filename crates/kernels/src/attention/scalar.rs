@@ -2,7 +2,7 @@
 
 use super::visible::Visible;
 use super::{AttentionShape, BLOCK, KvType, SPAN};
-use crate::isa::Body;
+use crate::simd::Kernel;
 use crate::vector::{exp, softcapped, sum16};
 use half::{bf16, f16};
 
@@ -26,11 +26,11 @@ struct Partial {
     values: Vec<f32>,
 }
 
-impl Body for Query<'_> {
+impl Kernel for Query<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn scalar(self) {
         let visible = Visible::new(self.shape.window, self.position);
         let mut total: Option<Partial> = None;
         for span in 0..=self.position / SPAN {

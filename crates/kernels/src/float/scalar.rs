@@ -2,35 +2,27 @@
 
 use super::{FloatMatrix, widen};
 use crate::disjoint::Disjoint;
-use crate::isa::Body;
 use crate::vector::sum16;
 use std::ops::Range;
 
-/// The outputs `outputs` of every row.
-pub(super) struct Outputs<'a> {
-    pub(super) x: &'a [f32],
-    pub(super) rows: usize,
-    pub(super) weight: FloatMatrix<'a>,
-    pub(super) outputs: Range<usize>,
-    /// `[rows][weight.rows]`; only the columns `outputs` are written here.
-    pub(super) out: &'a Disjoint<'a, f32>,
-}
-
-impl Body for Outputs<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let FloatMatrix { rows: width, cols, .. } = self.weight;
-        let mut w = vec![0.0; cols];
-        for output in self.outputs {
-            widen::row(&self.weight, output, &mut w);
-            for row in 0..self.rows {
-                let at = row * width + output;
-                // SAFETY: each output of each row belongs to one thread.
-                let out = unsafe { self.out.part(at..at + 1) };
-                out[0] = dot(&self.x[row * cols..][..cols], &w);
-            }
+/// Writes the columns `range` of `out` `[rows][weight.rows]`, which no other thread touches.
+#[inline(always)]
+pub(super) fn outputs(
+    x: &[f32],
+    rows: usize,
+    weight: &FloatMatrix<'_>,
+    range: Range<usize>,
+    out: &Disjoint<'_, f32>,
+) {
+    let cols = weight.cols;
+    let mut w = vec![0.0; cols];
+    for output in range {
+        widen::row(weight, output, &mut w);
+        for row in 0..rows {
+            let at = row * weight.rows + output;
+            // SAFETY: each output of each row belongs to one thread.
+            let out = unsafe { out.part(at..at + 1) };
+            out[0] = dot(&x[row * cols..][..cols], &w);
         }
     }
 }

@@ -31,7 +31,7 @@ pub(super) fn row(weight: &FloatMatrix<'_>, row: usize, out: &mut [f32]) {
             for ((out, codes), &scale) in
                 out.as_chunks_mut::<SCALE_GROUP>().0.iter_mut().zip(codes).zip(scales)
             {
-                let scale = e8m0(scale);
+                let scale = E8M0[usize::from(scale)];
                 for (out, &code) in out.iter_mut().zip(codes) {
                     *out = e4m3(code) * scale;
                 }
@@ -51,11 +51,14 @@ pub(super) fn e4m3(code: u8) -> f32 {
     }
 }
 
-/// The value of an E8M0 byte: 2^(byte - 127), NaN for 255.
-pub(super) fn e8m0(code: u8) -> f32 {
-    match code {
-        0 => f32::from_bits(1 << 22),
-        255 => f32::NAN,
-        _ => f32::from_bits(u32::from(code) << 23),
+/// The values of the E8M0 bytes: 2^(byte - 127), NaN for 255.
+pub(super) static E8M0: [f32; 256] = {
+    let mut values = [f32::NAN; 256];
+    values[0] = f32::from_bits(1 << 22);
+    let mut byte = 1;
+    while byte < 255 {
+        values[byte as usize] = f32::from_bits(byte << 23);
+        byte += 1;
     }
-}
+    values
+};

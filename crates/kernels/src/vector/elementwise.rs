@@ -3,7 +3,7 @@
 use super::math;
 use crate::Exec;
 use crate::disjoint::Disjoint;
-use crate::isa::Body;
+use crate::simd::Kernel;
 
 /// Elements below which a call is not worth a parallel region: some 5 µs of work for the costlier functions.
 const PARALLEL_MIN: usize = 1 << 14;
@@ -76,11 +76,11 @@ struct Binary<'a, F> {
     f: F,
 }
 
-impl<F: Fn(f32, f32) -> f32> Body for Binary<'_, F> {
+impl<F: Fn(f32, f32) -> f32> Kernel for Binary<'_, F> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn scalar(self) {
         for ((out, &a), &b) in self.out.iter_mut().zip(self.a).zip(self.b) {
             *out = (self.f)(a, b);
         }
@@ -93,11 +93,11 @@ struct Unary<'a, F> {
     f: F,
 }
 
-impl<F: Fn(f32, f32) -> f32> Body for Unary<'_, F> {
+impl<F: Fn(f32, f32) -> f32> Kernel for Unary<'_, F> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn scalar(self) {
         for x in self.x {
             *x = (self.f)(*x, self.parameter);
         }

@@ -2,22 +2,28 @@
 //!
 //! The polynomials are minimax fits made for this crate (relative error, over the ranges named below).
 
-/// log2(e), and ln(2) in two parts whose first has trailing zeros, so that `n * LN2_HIGH` is exact.
-pub(crate) const LOG2_E: f32 = std::f32::consts::LOG2_E;
-pub(crate) const LN2_HIGH: f32 = 355.0 / 512.0;
-pub(crate) const LN2_LOW: f32 = -2.121_944_4e-4;
-/// 1.5 * 2^23: adding it rounds a small number to an integer, which then stands in the low bits.
-pub(crate) const ROUND: f32 = 12_582_912.0;
-/// exp is 0 below: there its result would be subnormal, which costs much and means nothing.
-pub(crate) const EXP_MIN: f32 = -87.336_54;
-/// exp is infinite from here on.
-pub(crate) const EXP_MAX: f32 = 89.0;
-/// exp(r) = 1 + r + r^2 * P(r) for |r| <= ln(2)/2; error 3e-9. Highest power first.
-pub(crate) const EXP_P: [f32; 5] = [1.381_459_9e-3, 8.368_717e-3, 4.166_839e-2, 0.166_665_21, 0.499_999_94];
-/// tanh(x) = x + x^3 * P(x^2) for |x| <= 0.625; error 4e-9. Highest power first.
-pub(crate) const TANH_P: [f32; 5] =
-    [-5.704_986_4e-3, 2.063_908_6e-2, -5.373_971_5e-2, 0.133_314_42, -0.333_332_8];
-pub(crate) const TANH_SMALL: f32 = 0.625;
+use constants::*;
+
+/// What these functions and their twins in 16 lanes (`crate::simd`) are made of.
+pub(crate) mod constants {
+    /// log2(e), and ln(2) in two parts whose first has trailing zeros, so that `n * LN2_HIGH` is exact.
+    pub(crate) const LOG2_E: f32 = std::f32::consts::LOG2_E;
+    pub(crate) const LN2_HIGH: f32 = 355.0 / 512.0;
+    pub(crate) const LN2_LOW: f32 = -2.121_944_4e-4;
+    /// 1.5 * 2^23: adding it rounds a small number to an integer, which then stands in the low bits.
+    pub(crate) const ROUND: f32 = 12_582_912.0;
+    /// exp is 0 below: there its result would be subnormal, which costs much and means nothing.
+    pub(crate) const EXP_MIN: f32 = -87.336_54;
+    /// exp is infinite from here on.
+    pub(crate) const EXP_MAX: f32 = 89.0;
+    /// exp(r) = 1 + r + r^2 * P(r) for |r| <= ln(2)/2; error 3e-9. Highest power first.
+    pub(crate) const EXP_P: [f32; 5] =
+        [1.381_459_9e-3, 8.368_717e-3, 4.166_839e-2, 0.166_665_21, 0.499_999_94];
+    /// tanh(x) = x + x^3 * P(x^2) for |x| <= 0.625; error 4e-9. Highest power first.
+    pub(crate) const TANH_P: [f32; 5] =
+        [-5.704_986_4e-3, 2.063_908_6e-2, -5.373_971_5e-2, 0.133_314_42, -0.333_332_8];
+    pub(crate) const TANH_SMALL: f32 = 0.625;
+}
 
 /// e^x within 1 ulp; 0 where the result would be subnormal, NaN for NaN.
 #[must_use]

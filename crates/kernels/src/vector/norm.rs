@@ -3,7 +3,7 @@
 use super::math::sum16;
 use crate::Exec;
 use crate::disjoint::Disjoint;
-use crate::isa::Body;
+use crate::simd::Kernel;
 
 /// Elements below which a call runs on the calling thread.
 const PARALLEL_MIN: usize = 1 << 14;
@@ -39,11 +39,11 @@ struct RmsNorm<'a> {
     out: &'a mut [f32],
 }
 
-impl Body for RmsNorm<'_> {
+impl Kernel for RmsNorm<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn scalar(self) {
         let width = self.weight.len();
         for (x, out) in self.x.chunks_exact(width).zip(self.out.chunks_exact_mut(width)) {
             let mean = sum_of_squares(x) / width as f64;

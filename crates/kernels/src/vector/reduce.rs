@@ -2,7 +2,7 @@
 
 use super::math::{exp, sum16};
 use crate::Exec;
-use crate::isa::Body;
+use crate::simd::Kernel;
 
 /// The index of the greatest element, the lowest one on ties; None for an empty row or one that holds a NaN.
 #[must_use]
@@ -38,11 +38,11 @@ struct Extreme {
 
 struct FindMax<'a>(&'a [f32]);
 
-impl Body for FindMax<'_> {
+impl Kernel for FindMax<'_> {
     type Output = Extreme;
 
     #[inline(always)]
-    fn run(self) -> Extreme {
+    fn scalar(self) -> Extreme {
         let mut lanes = [f32::NEG_INFINITY; 16];
         let mut nans = [0_u32; 16];
         let (whole, tail) = self.0.as_chunks::<16>();
@@ -65,12 +65,12 @@ impl Body for FindMax<'_> {
 /// The maximum, and ln(sum(exp(row - maximum))).
 struct LogSum<'a>(&'a [f32]);
 
-impl Body for LogSum<'_> {
+impl Kernel for LogSum<'_> {
     type Output = (f32, f64);
 
     #[inline(always)]
-    fn run(self) -> (f32, f64) {
-        let max = FindMax(self.0).run().max;
+    fn scalar(self) -> (f32, f64) {
+        let max = FindMax(self.0).scalar().max;
         let mut lanes = [0.0_f64; 16];
         let (whole, tail) = self.0.as_chunks::<16>();
         for chunk in whole {
@@ -92,11 +92,11 @@ struct Subtract<'a> {
     out: &'a mut [f32],
 }
 
-impl Body for Subtract<'_> {
+impl Kernel for Subtract<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn scalar(self) {
         for (out, &v) in self.out.iter_mut().zip(self.row) {
             *out = (f64::from(v - self.max) - self.log_sum) as f32;
         }

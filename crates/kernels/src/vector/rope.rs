@@ -2,7 +2,7 @@
 
 use crate::Exec;
 use crate::disjoint::Disjoint;
-use crate::isa::Body;
+use crate::simd::Kernel;
 
 /// Elements below which a call runs on the calling thread.
 const PARALLEL_MIN: usize = 1 << 14;
@@ -58,11 +58,11 @@ struct Rope<'a> {
     sin: &'a [f32],
 }
 
-impl Body for Rope<'_> {
+impl Kernel for Rope<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn scalar(self) {
         let half = self.rotated / 2;
         let angles = self.cos.chunks_exact(half).zip(self.sin.chunks_exact(half));
         for (row, (cos, sin)) in self.x.chunks_exact_mut(self.width).zip(angles) {
