@@ -1,0 +1,151 @@
+//! The tiny models of tests/golden/models, which tests/gen/models_golden.py wrote, as checkpoint folders.
+#![allow(
+    clippy::unwrap_used,
+    dead_code,
+    unreachable_pub,
+    missing_docs,
+    reason = "helpers of tests, not all of which each test uses"
+)]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+use tempfile::TempDir;
+
+/// A tiny model and what its logits must be.
+pub struct Case {
+    pub name: String,
+    pub prompts: Vec<Prompt>,
+    /// Null for GGUF files.
+    pub config: Value,
+    weights: Value,
+}
+
+/// A model on disk, as long as this lives.
+pub struct OnDisk {
+    pub path: String,
+    folder: Option<TempDir>,
+}
+
+pub struct Prompt {
+    pub tokens: Vec<u32>,
+    /// Logits by position.
+    pub logits: BTreeMap<usize, Vec<f32>>,
+}
+
+pub fn golden_folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models")
+}
+
+/// Every case, by name.
+pub fn all() -> Vec<Case> {
+    let mut names: Vec<String> = std::fs::read_dir(golden_folder())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter_map(|name| name.strip_suffix(".json").map(str::to_owned))
+        .collect();
+    names.sort();
+    assert!(names.len() > 40, "the golden data is incomplete");
+    names.iter().map(|name| Case::read(name)).collect()
+}
+
+impl Case {
+    pub fn read(name: &str) -> Self {
+        let text = std::fs::read_to_string(golden_folder().join(format!("{name}.json"))).unwrap();
+        let mut case: Value = serde_json::from_str(&text).unwrap();
+        let prompts = case["prompts"].as_array().unwrap().iter().map(Prompt::read).collect();
+        Self {
+            name: name.to_owned(),
+            config: case["config"].take(),
+            prompts,
+            weights: case["weights"].take(),
+        }
+    }
+
+    /// Whether weights are stored in less than their full precision.
+    pub fn is_quantized(&self) -> bool {
+        self.config.is_null() || self.config.get("quantization").is_some()
+    }
+
+    /// The model as a checkpoint.
+    pub fn on_disk(&self) -> OnDisk {
+        if self.config.is_null() {
+            let path = golden_folder().join(format!("{}.gguf", self.name));
+            return OnDisk { path: path.display().to_string(), folder: None };
+        }
+        let folder = self.folder();
+        OnDisk { path: folder.path().display().to_string(), folder: Some(folder) }
+    }
+
+    /// Writes the model as a folder.
+    pub fn folder(&self) -> TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("config.json"), self.config.to_string()).unwrap();
+        let weights = folder.path().join("model.safetensors");
+        match &self.weights {
+            Value::String(file) => drop(std::fs::copy(golden_folder().join(file), weights).unwrap()),
+            _ => write_safetensors(&weights, &self.rule_tensors()),
+        }
+        folder
+    }
+
+    /// The tensors of a model that is given by the rule.
+    pub fn rule_tensors(&self) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
+        let tensors = self.weights.as_object().unwrap().iter();
+        tensors
+            .map(|(name, shape)| {
+                let shape: Vec<usize> = serde_json::from_value(shape.clone()).unwrap();
+                let values = rule_values(name, shape.iter().product());
+                (name.clone(), (shape, values))
+            })
+            .collect()
+    }
+}
+
+impl Prompt {
+    fn read(prompt: &Value) -> Self {
+        let logits = prompt["logits"].as_object().unwrap().iter();
+        Self {
+            tokens: serde_json::from_value(prompt["tokens"].clone()).unwrap(),
+            logits: logits
+                .map(|(position, row)| {
+                    (position.parse().unwrap(), serde_json::from_value(row.clone()).unwrap())
+                })
+                .collect(),
+        }
+    }
+}
+
+/// The generator's `rule_values`.
+fn rule_values(name: &str, len: usize) -> Vec<f32> {
+    let seed = name.bytes().map(u64::from).sum::<u64>() * 97;
+    let value = |i: u64| {
+        let mut h = (i * 2_654_435_761 + seed) & 0xFFFF_FFFF;
+        h ^= h >> 15;
+        h = (h * 2_246_822_519) & 0xFFFF_FFFF;
+        h ^= h >> 13;
+        let u = h as f64 / 2f64.powi(31) - 1.0;
+        (if name.ends_with("norm.weight") { 1.0 + 0.1 * u } else { 0.3 * u }) as f32
+    };
+    (1..=len as u64).map(value).collect()
+}
+
+/// Writes F32 tensors as a safetensors file.
+pub fn write_safetensors(path: &Path, tensors: &BTreeMap<String, (Vec<usize>, Vec<f32>)>) {
+    let mut header = Map::new();
+    let mut data = Vec::new();
+    for (name, (shape, values)) in tensors {
+        let begin = data.len();
+        data.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        header.insert(
+            name.clone(),
+            json!({"dtype": "F32", "shape": shape, "data_offsets": [begin, data.len()]}),
+        );
+    }
+    let header = Value::Object(header).to_string();
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.bytes());
+    bytes.extend(data);
+    std::fs::write(path, bytes).unwrap();
+}
