@@ -2,7 +2,7 @@
 //! GFLOP/s. Each figure is the best of some interleaved rounds.
 //!
 //! ```text
-//! cargo bench -p lmx-kernels --bench quant -- [decode|prefill] [FORMAT] [scalar|avx2|avx512|amx] [THREADS]
+//! cargo bench -p lmx-kernels --bench quant -- [decode|prefill] [FORMAT] [scalar|avx2|avx512|amx] [THREADS] [MEGABYTES MB]
 //! ```
 #![allow(clippy::unwrap_used, reason = "a bench")]
 
@@ -75,8 +75,8 @@ fn read(exec: &Exec, data: &[u64]) -> f64 {
     })
 }
 
-fn decode(exec: &Exec, name: &str, format: Format) {
-    let (cols, bytes) = (4096, 600 << 20);
+fn decode(exec: &Exec, name: &str, format: Format, megabytes: usize) {
+    let (cols, bytes) = (4096, megabytes << 20);
     let probe = pack(exec, 16, cols, format).bytes();
     let rows = bytes / probe * 16;
     let weight = pack(exec, rows, cols, format);
@@ -87,8 +87,10 @@ fn decode(exec: &Exec, name: &str, format: Format) {
         let x: Vec<f32> = (0..batch * cols).map(|i| (i % 13) as f32 - 6.0).collect();
         let mut out = vec![0.0; batch * rows];
         let mut best = f64::MAX;
-        for _ in 0..ROUNDS {
+        for _ in 0..ROUNDS * 600 / megabytes {
             reading = reading.min(read(exec, &plain) / (plain.len() * 8) as f64);
+        }
+        for _ in 0..ROUNDS * 600 / megabytes {
             let time = seconds(|| matmul(exec, &x, batch, &mut [Product { weight: &weight, out: &mut out }]));
             best = best.min(time / weight.bytes() as f64);
         }
@@ -122,6 +124,8 @@ fn main() {
     let level = Level::ALL.into_iter().find(|l| given(l.name()));
     let isa = level.map_or_else(Isa::best, |level| Isa::new(level).unwrap());
     let threads: Vec<usize> = args.iter().filter_map(|a| a.parse().ok()).collect();
+    // Larger than any cache, unless told.
+    let megabytes = args.iter().find_map(|a| a.strip_suffix("MB")?.parse().ok()).unwrap_or(600);
     let named = formats().iter().any(|(name, _)| given(name));
     let both = !given("decode") && !given("prefill");
     for &threads in if threads.is_empty() { &[1, 2][..] } else { &threads } {
@@ -129,7 +133,7 @@ fn main() {
         println!("{isa}, {threads} threads");
         for (name, format) in formats().into_iter().filter(|(name, _)| !named || given(name)) {
             if both || given("decode") {
-                decode(&exec, name, format);
+                decode(&exec, name, format, megabytes);
             }
             if both || given("prefill") {
                 prefill(&exec, name, format);

@@ -108,6 +108,7 @@ pub fn matmul(exec: &Exec, x: &[f32], rows: usize, products: &mut [Product<'_>])
     }
     let mut inputs: Vec<Activations> = Vec::new();
     let mut tasks: Vec<Task<'_>> = Vec::new();
+    let bytes: usize = products.iter().map(|p| p.weight.bytes()).sum();
     for product in products {
         let form = Form::of(product.weight.layout());
         let input = inputs.iter().position(|i| i.form() == form).unwrap_or_else(|| {
@@ -115,14 +116,27 @@ pub fn matmul(exec: &Exec, x: &[f32], rows: usize, products: &mut [Product<'_>])
             inputs.len() - 1
         });
         let out = Out { start: product.out.as_mut_ptr(), width: product.weight.rows() };
-        tasks.push(Task { weight: product.weight, input, out });
+        let weight = product.weight;
+        let size = task_blocks(weight, bytes, exec.pool.threads());
+        tasks.extend((0..weight.blocks()).step_by(size).map(|first| {
+            let blocks = first..weight.blocks().min(first + size);
+            Task { weight, input, blocks, out }
+        }));
     }
-    for task in &tasks {
-        let input = &inputs[task.input];
-        exec.pool.for_ranges(task.weight.blocks(), 1, &|blocks| {
-            run(exec.isa, task, input, blocks);
-        });
+    exec.pool.for_each(tasks.len(), &|i| run(exec.isa, &tasks[i], &inputs[tasks[i].input]));
+}
+
+/// Blocks of outputs that a thread takes at a time: small enough that all threads end together, large enough that
+/// memory is read in long runs.
+fn task_blocks(weight: &QuantMatrix, bytes: usize, threads: usize) -> usize {
+    const TASKS_A_THREAD: usize = 8;
+    const MIN_BYTES: usize = 32 << 10;
+    const MAX_BLOCKS: usize = 32;
+    if threads == 1 {
+        return weight.blocks().max(1);
     }
+    let block_bytes = weight.bytes() / weight.blocks().max(1);
+    ((bytes / (threads * TASKS_A_THREAD)).max(MIN_BYTES) / block_bytes.max(1)).clamp(1, MAX_BLOCKS)
 }
 
 /// Rows of a tile of the input, as the kernels of the level like them.
@@ -135,9 +149,10 @@ fn tile_rows(isa: Isa, rows: usize) -> usize {
     }
 }
 
-/// Computes some blocks of outputs, which belong to this thread alone.
-fn run(isa: Isa, task: &Task<'_>, input: &Activations, blocks: Blocks) {
+/// Computes a task, whose blocks of outputs belong to this thread alone.
+fn run(isa: Isa, task: &Task<'_>, input: &Activations) {
     let Task { weight, out, .. } = *task;
+    let blocks = task.blocks.clone();
     match isa.level() {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the level was checked.
@@ -152,9 +167,11 @@ fn run(isa: Isa, task: &Task<'_>, input: &Activations, blocks: Blocks) {
     }
 }
 
+/// Some blocks of outputs of one product.
 struct Task<'a> {
     weight: &'a QuantMatrix,
     input: usize,
+    blocks: Blocks,
     out: Out,
 }
 

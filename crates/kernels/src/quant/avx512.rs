@@ -36,11 +36,11 @@ pub(super) unsafe fn matmul(weight: &QuantMatrix, input: &Activations, blocks: B
 }
 
 fn kernel(layout: &Layout, rows: usize) -> Kernel {
-    fn plain_of<const CODE: u8>(rows: usize) -> Kernel {
+    fn plain_of<const CODE: u8, const STEP: usize>(rows: usize) -> Kernel {
         match rows {
-            1 => plain::<CODE, 1>,
-            2 => plain::<CODE, 2>,
-            _ => plain::<CODE, 4>,
+            1 => plain::<CODE, STEP, 1>,
+            2 => plain::<CODE, STEP, 2>,
+            _ => plain::<CODE, STEP, 4>,
         }
     }
     fn super_of<const CODE: u8>(rows: usize) -> Kernel {
@@ -51,14 +51,20 @@ fn kernel(layout: &Layout, rows: usize) -> Kernel {
         }
     }
     match (layout.kind, code::of(layout)) {
-        (Kind::Plain, 2) => plain_of::<2>(rows),
-        (Kind::Plain, 3) => plain_of::<3>(rows),
-        (Kind::Plain, 4) => plain_of::<4>(rows),
-        (Kind::Plain, 5) => plain_of::<5>(rows),
-        (Kind::Plain, 6) => plain_of::<6>(rows),
-        (Kind::Plain, code::E2M1_32) => plain_of::<{ code::E2M1_32 }>(rows),
-        (Kind::Plain, code::E2M1_16) => plain_of::<{ code::E2M1_16 }>(rows),
-        (Kind::Plain, _) => plain_of::<8>(rows),
+        (Kind::Plain, 2) if layout.step == 32 => plain_of::<2, 32>(rows),
+        (Kind::Plain, 2) => plain_of::<2, 64>(rows),
+        (Kind::Plain, 3) if layout.step == 32 => plain_of::<3, 32>(rows),
+        (Kind::Plain, 3) => plain_of::<3, 64>(rows),
+        (Kind::Plain, 4) if layout.step == 32 => plain_of::<4, 32>(rows),
+        (Kind::Plain, 4) => plain_of::<4, 64>(rows),
+        (Kind::Plain, 5) if layout.step == 32 => plain_of::<5, 32>(rows),
+        (Kind::Plain, 5) => plain_of::<5, 64>(rows),
+        (Kind::Plain, 6) if layout.step == 32 => plain_of::<6, 32>(rows),
+        (Kind::Plain, 6) => plain_of::<6, 64>(rows),
+        (Kind::Plain, 8) if layout.step == 32 => plain_of::<8, 32>(rows),
+        (Kind::Plain, 8) => plain_of::<8, 64>(rows),
+        (Kind::Plain, code::E2M1_16) => plain_of::<{ code::E2M1_16 }, 16>(rows),
+        (Kind::Plain, _) => plain_of::<{ code::E2M1_32 }, 32>(rows),
         (Kind::Super, 2) => super_of::<2>(rows),
         (Kind::Super, 3) => super_of::<3>(rows),
         (Kind::Super, 4) => super_of::<4>(rows),
@@ -104,28 +110,23 @@ pub(super) unsafe fn decode<const CODE: u8>(packed: *const u8) -> [__m512i; CHUN
 /// The scales (or biases) of a group as f32.
 ///
 /// # Safety
-/// `at` has 16 of them in the layout's encoding.
+/// `at` has 16 of them in the layout's encoding; CODE is the layout's.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 #[inline]
-pub(super) unsafe fn scales(layout: &Layout, at: *const u8) -> __m512 {
+pub(super) unsafe fn scales<const CODE: u8>(layout: &Layout, at: *const u8) -> __m512 {
+    let factor = _mm512_set1_ps(layout.factor);
     // SAFETY: the loads read 16 values of the encoding.
     unsafe {
-        match layout.scale {
-            ScaleCode::F16 => halves(at),
-            ScaleCode::Bf16 => {
-                let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(at.cast()));
-                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
-            }
-            ScaleCode::F32 => _mm512_loadu_ps(at.cast()),
-            ScaleCode::E8m0 => {
+        match (CODE, layout.scale) {
+            (code::E2M1_32, _) => {
                 let byte = bytes(at);
                 // Byte 0 is a subnormal, 255 a NaN; the others are an exponent.
                 let bits = _mm512_max_epi32(_mm512_slli_epi32::<23>(byte), _mm512_set1_epi32(0x0040_0000));
                 let nan = _mm512_cmpeq_epi32_mask(byte, _mm512_set1_epi32(255));
                 let bits = _mm512_mask_mov_epi32(bits, nan, _mm512_set1_epi32(0x7fc0_0000));
-                _mm512_mul_ps(_mm512_castsi512_ps(bits), _mm512_set1_ps(layout.factor))
+                _mm512_mul_ps(_mm512_castsi512_ps(bits), factor)
             }
-            ScaleCode::E4m3 => {
+            (code::E2M1_16, _) => {
                 // The same exponent and mantissa in an f16, whose bias is 8 more.
                 let byte = _mm256_cvtepu8_epi16(_mm_loadu_si128(at.cast()));
                 let size = _mm256_and_si256(byte, _mm256_set1_epi16(0x7f));
@@ -133,9 +134,14 @@ pub(super) unsafe fn scales(layout: &Layout, at: *const u8) -> __m512 {
                 let half = _mm256_or_si256(_mm256_slli_epi16::<7>(size), sign);
                 let nan = _mm256_cmpeq_epi16_mask(size, _mm256_set1_epi16(0x7f));
                 let value = _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0));
-                let value = _mm512_mask_mov_ps(value, nan, _mm512_set1_ps(f32::NAN));
-                _mm512_mul_ps(value, _mm512_set1_ps(layout.factor))
+                _mm512_mul_ps(_mm512_mask_mov_ps(value, nan, _mm512_set1_ps(f32::NAN)), factor)
             }
+            (_, ScaleCode::F16) => halves(at),
+            (_, ScaleCode::Bf16) => {
+                let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(at.cast()));
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+            }
+            _ => _mm512_loadu_ps(at.cast()),
         }
     }
 }
@@ -198,16 +204,33 @@ impl<const M: usize> Input<M> {
         _mm512_set1_epi32(unsafe { value.read_unaligned() })
     }
 
-    /// Adds the products of four vectors of codes, inputs `first..first + 16`, to the sums of each row.
+    /// The sums of a step before its first product: what the zero code adds to them.
     ///
     /// # Safety
-    /// The inputs exist in the tile.
+    /// `step` is a step of the tile.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
     #[inline]
-    unsafe fn dot(self, codes: &[__m512i], first: usize, high: &mut [__m512i; M], low: &mut [__m512i; M]) {
+    unsafe fn start(self, step: usize) -> Sums<M> {
+        // SAFETY: by the caller's word.
+        unsafe {
+            let high = std::array::from_fn(|row| self.word(step, Word::High, row));
+            let low = std::array::from_fn(|row| self.word(step, Word::Low, row));
+            let none = [_mm512_setzero_si512(); M];
+            Sums { high: [high, none], low: [low, none] }
+        }
+    }
+
+    /// Adds the products of vectors of codes, inputs `first..`, to the sums of each row.
+    ///
+    /// # Safety
+    /// The inputs exist in the tile, in one stride.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+    #[inline]
+    unsafe fn dot(self, codes: &[__m512i], first: usize, sums: &mut Sums<M>) {
         // SAFETY: the stride of `first` is inside the digits of the tile.
         let digits = unsafe { self.digits.add(first / STRIDE * 2 * M * STRIDE + first % STRIDE) };
         for (quad, code) in codes.iter().enumerate() {
+            let chain = quad % Sums::<M>::CHAINS;
             for row in 0..M {
                 // SAFETY: as above, of both digits of the row.
                 let (h, l) = unsafe {
@@ -215,24 +238,32 @@ impl<const M: usize> Input<M> {
                     let l = digits.add((M + row) * STRIDE + 4 * quad).cast::<i32>();
                     (h.read_unaligned(), l.read_unaligned())
                 };
-                high[row] = _mm512_dpbusd_epi32(high[row], *code, _mm512_set1_epi32(h));
-                low[row] = _mm512_dpbusd_epi32(low[row], *code, _mm512_set1_epi32(l));
+                let (high, low) = (&mut sums.high[chain][row], &mut sums.low[chain][row]);
+                *high = _mm512_dpbusd_epi32(*high, *code, _mm512_set1_epi32(h));
+                *low = _mm512_dpbusd_epi32(*low, *code, _mm512_set1_epi32(l));
             }
         }
     }
+}
 
-    /// The sums before the first product of a step.
-    ///
-    /// # Safety
-    /// `step` is a step of the tile.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+/// The sums of high and low digits of each row. With few rows in two chains, which the processor can work on side
+/// by side.
+struct Sums<const M: usize> {
+    high: [[__m512i; M]; 2],
+    low: [[__m512i; M]; 2],
+}
+
+impl<const M: usize> Sums<M> {
+    const CHAINS: usize = if M <= 2 { 2 } else { 1 };
+
+    #[target_feature(enable = "avx512f")]
     #[inline]
-    unsafe fn start(self, step: usize) -> ([__m512i; M], [__m512i; M]) {
-        // SAFETY: by the caller's word.
-        unsafe {
-            let high = std::array::from_fn(|row| self.word(step, Word::High, row));
-            (high, std::array::from_fn(|row| self.word(step, Word::Low, row)))
+    fn total(self) -> ([__m512i; M], [__m512i; M]) {
+        if Self::CHAINS == 1 {
+            return (self.high[0], self.low[0]);
         }
+        let add = |[a, b]: [[__m512i; M]; 2]| std::array::from_fn(|row| _mm512_add_epi32(a[row], b[row]));
+        (add(self.high), add(self.low))
     }
 }
 
@@ -248,9 +279,9 @@ pub(super) fn fetch_ahead(packed: *const u8, bytes: usize) {
 /// One block of outputs for a tile of M rows, a format with plain scales.
 ///
 /// # Safety
-/// As [`matmul`]; the layout is of [`Kind::Plain`] and CODE its code.
+/// As [`matmul`]; the layout is of [`Kind::Plain`], CODE its code and STEP its step.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn plain<const CODE: u8, const M: usize>(
+unsafe fn plain<const CODE: u8, const STEP: usize, const M: usize>(
     weight: &QuantMatrix,
     tile: &Tile<'_>,
     block: usize,
@@ -258,99 +289,60 @@ unsafe fn plain<const CODE: u8, const M: usize>(
 ) {
     let layout = weight.layout();
     let input = Input::<M>::new(tile);
-    let chunk_bytes = const { 64 * code::bits(CODE) };
-    let halves = const { code::halves(CODE, Kind::Plain) };
-    let chunks_a_step = layout.step.div_ceil(CHUNK);
-    let steps_a_unit = layout.unit / layout.step;
+    let (steps, steps_a_unit) = (weight.cols() / STEP, layout.unit / STEP);
+    // Both steps of a group of 128 have the same scale.
+    let scale_bytes = if layout.group > STEP { 0 } else { LANES * layout.scale.bytes() };
     let mut acc = [_mm512_setzero_ps(); M];
-    let mut step = 0;
-    for unit in 0..weight.units() {
-        let packed = weight.unit(block, unit).as_ptr();
-        let mut chunk = packed;
-        fetch_ahead(packed.wrapping_add(layout.scales_at), layout.block - layout.scales_at);
-        let end = (step + steps_a_unit).min(weight.cols() / layout.step);
-        let mut group = 0;
-        while step < end {
-            let first = step * layout.step;
+    let mut unit = weight.strip(block);
+    for first in (0..steps).step_by(steps_a_unit) {
+        let mut at = unit;
+        let mut scale = 0;
+        for step in first..steps.min(first + steps_a_unit) {
             // SAFETY: the step lies in this unit of the block and in the tile; scales are where the layout says.
             unsafe {
-                let (mut high, mut low) = input.start(step);
-                if halves {
-                    fetch_ahead(chunk, chunk_bytes);
-                    let codes = decode::<CODE>(chunk);
-                    input.dot(&codes[..4], first, &mut high, &mut low);
-                    finish(layout, packed, group, input, step, high, low, &mut acc);
-                    if step + 1 < end {
-                        (high, low) = input.start(step + 1);
-                        input.dot(&codes[4..], first + 16, &mut high, &mut low);
-                        finish(layout, packed, group + 1, input, step + 1, high, low, &mut acc);
+                let (s_at, b_at) = (unit.add(layout.scales_at + scale), unit.add(layout.biases_at + scale));
+                // All at once: the compiler moves no load across a prefetch.
+                fetch_ahead(at, const { 2 * STEP * code::bits(CODE) });
+                fetch_ahead(s_at, 1);
+                fetch_ahead(b_at, 1);
+                let mut sums = input.start(step);
+                if STEP < CHUNK {
+                    let codes = decode::<CODE>(at);
+                    let half = if (step - first) % 2 == 0 { &codes[..4] } else { &codes[4..] };
+                    input.dot(half, step * STEP, &mut sums);
+                    if (step - first) % 2 == 1 {
+                        at = at.add(const { 64 * code::bits(CODE) });
                     }
-                    chunk = chunk.add(chunk_bytes);
-                    step += 2;
-                    group += 2;
                 } else {
-                    for i in 0..chunks_a_step {
-                        fetch_ahead(chunk, chunk_bytes);
-                        let codes = decode::<CODE>(chunk);
-                        input.dot(&codes, first + i * CHUNK, &mut high, &mut low);
-                        chunk = chunk.add(chunk_bytes);
+                    for chunk in 0..STEP / CHUNK {
+                        let codes = decode::<CODE>(at);
+                        input.dot(&codes, step * STEP + chunk * CHUNK, &mut sums);
+                        at = at.add(const { 64 * code::bits(CODE) });
                     }
-                    finish(
-                        layout,
-                        packed,
-                        group * layout.step / layout.group,
-                        input,
-                        step,
-                        high,
-                        low,
-                        &mut acc,
-                    );
-                    step += 1;
-                    group += 1;
                 }
+                let (high, low) = sums.total();
+                let s = scales::<CODE>(layout, s_at);
+                for (row, acc) in acc.iter_mut().enumerate() {
+                    let sum =
+                        _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high[row]), low[row]));
+                    let a = _mm512_castsi512_ps(input.word(step, Word::Scale, row));
+                    *acc = _mm512_fmadd_ps(_mm512_mul_ps(s, a), sum, *acc);
+                }
+                if layout.affine {
+                    let b = scales::<CODE>(layout, b_at);
+                    let c = _mm512_fmadd_ps(_mm512_set1_ps(layout.zero as f32), s, b);
+                    for (row, acc) in acc.iter_mut().enumerate() {
+                        let sum = _mm512_castsi512_ps(input.word(step, Word::Sum, row));
+                        *acc = _mm512_fmadd_ps(c, sum, *acc);
+                    }
+                }
+                scale += scale_bytes;
             }
         }
-        step = end;
+        unit = unit.wrapping_add(layout.block);
     }
     // SAFETY: the tile's rows, and a block of this thread.
     unsafe { store(tile, block, out, &acc) };
-}
-
-/// The float part of one step.
-///
-/// # Safety
-/// `packed` is a packed block that has `group`, `step` a step of the input.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-#[inline]
-#[expect(clippy::too_many_arguments, reason = "all in registers")]
-unsafe fn finish<const M: usize>(
-    layout: &Layout,
-    packed: *const u8,
-    group: usize,
-    input: Input<M>,
-    step: usize,
-    high: [__m512i; M],
-    low: [__m512i; M],
-    acc: &mut [__m512; M],
-) {
-    let at = group * LANES * layout.scale.bytes();
-    // SAFETY: by the caller's word.
-    unsafe {
-        let s = scales(layout, packed.add(layout.scales_at + at));
-        for (row, acc) in acc.iter_mut().enumerate() {
-            let sum = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high[row]), low[row]));
-            let a = _mm512_castsi512_ps(input.word(step, Word::Scale, row));
-            *acc = _mm512_fmadd_ps(_mm512_mul_ps(s, a), sum, *acc);
-        }
-        if layout.affine {
-            let b = scales(layout, packed.add(layout.biases_at + at));
-            let c = _mm512_fmadd_ps(_mm512_set1_ps(layout.zero as f32), s, b);
-            for (row, acc) in acc.iter_mut().enumerate() {
-                let sum = _mm512_castsi512_ps(input.word(step, Word::Sum, row));
-                *acc = _mm512_fmadd_ps(c, sum, *acc);
-            }
-        }
-    }
 }
 
 /// One block of outputs for a tile of M rows, a format with super-blocks.
@@ -371,8 +363,7 @@ unsafe fn super_blocks<const CODE: u8, const M: usize>(
     let affine = const { code::mins(CODE) };
     let mut acc = [_mm512_setzero_ps(); M];
     for unit in 0..weight.units() {
-        let packed = weight.unit(block, unit).as_ptr();
-        fetch_ahead(packed.wrapping_add(layout.scales_at), layout.block - layout.scales_at);
+        let packed = weight.strip(block).wrapping_add(unit * layout.block);
         let zero = [_mm512_setzero_si512(); M];
         let (mut high, mut low, mut mins) = (zero, zero, zero);
         let first_step = unit * (layout.unit / layout.step);
@@ -381,14 +372,16 @@ unsafe fn super_blocks<const CODE: u8, const M: usize>(
             unsafe {
                 let at = packed.add(chunk * chunk_bytes);
                 fetch_ahead(at, chunk_bytes);
+                fetch_ahead(packed.add(layout.scales_at + chunk * CHUNK), 1);
                 let codes = decode::<CODE>(at);
                 for half in 0..halves_of_chunk {
                     let group = chunk * halves_of_chunk + half;
                     let step = first_step + group;
-                    let (mut h, mut l) = input.start(step);
+                    let mut sums = input.start(step);
                     let size = const { CHUNK / 4 } / halves_of_chunk;
                     let first = unit * layout.unit + chunk * CHUNK + half * 4 * size;
-                    input.dot(&codes[half * size..][..size], first, &mut h, &mut l);
+                    input.dot(&codes[half * size..][..size], first, &mut sums);
+                    let (h, l) = sums.total();
                     let sub = packed.add(layout.scales_at + group * LANES);
                     let sc = if affine { bytes(sub) } else { signed_bytes(sub) };
                     for row in 0..M {

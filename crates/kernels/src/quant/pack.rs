@@ -149,6 +149,11 @@ impl QuantMatrix {
         self.cols.div_ceil(self.layout.unit)
     }
 
+    /// Where the packed units of a block of outputs begin.
+    pub(super) fn strip(&self, block: usize) -> *const u8 {
+        self.data[block * self.units() * self.layout.block..].as_ptr()
+    }
+
     /// The packed bytes of one block of outputs and unit of inputs.
     pub(super) fn unit(&self, block: usize, unit: usize) -> &[u8] {
         let at = (block * self.units() + unit) * self.layout.block;

@@ -68,10 +68,10 @@ unsafe fn expand_unit<const CODE: u8>(layout: &Layout, packed: *const u8, steps:
         for step in 0..steps {
             let at = step * layout.step / layout.group * LANES * layout.scale.bytes();
             let floats = to.add(step * slot + layout.step * LANES).cast::<f32>();
-            let s = scales(layout, packed.add(layout.scales_at + at));
+            let s = scales::<CODE>(layout, packed.add(layout.scales_at + at));
             _mm512_store_ps(floats, s);
             if layout.affine {
-                let b = scales(layout, packed.add(layout.biases_at + at));
+                let b = scales::<CODE>(layout, packed.add(layout.biases_at + at));
                 _mm512_store_ps(floats.add(LANES), _mm512_fmadd_ps(middle, s, b));
             }
         }
