@@ -18,6 +18,7 @@ fn main() {
     let isa = level.map_or(Isa::best(), |level| Isa::new(level).unwrap());
     let exec = Exec::new(isa, threads);
     println!("{isa}, {threads} threads");
+    fma_peak(&exec);
     for (name, run) in
         [("decode", decode as fn(&Exec)), ("matmul", prefill), ("attention", attend), ("vector", row_wise)]
     {

@@ -4,16 +4,21 @@
 //! results are merged in ascending order. So the result of a query depends on its own position and on what it
 //! sees, never on how the queries were chunked or batched or on the number of threads. See docs/decisions/0002.
 
+mod blocks;
 mod kv;
 mod scalar;
+mod state;
+mod tile;
 mod visible;
+mod weigh;
 
 pub use kv::{KvShape, KvType, write_kv};
 pub use visible::Window;
 
-use crate::Exec;
 use crate::disjoint::Disjoint;
+use crate::{Exec, scratch};
 use std::ops::Range;
+use tile::{Attend, Goal, Merge, Tile};
 use visible::Visible;
 
 /// Tokens of a KV block.
@@ -63,17 +68,75 @@ pub fn attention(
     out: &mut [f32],
 ) {
     check(shape, q, sequences, out);
-    let (heads, head_dim) = (shape.heads, shape.kv.head_dim);
-    let out = Disjoint::new(out);
-    for sequence in sequences {
-        exec.pool.for_each(sequence.rows.len() * heads, &|item| {
-            let (row, head) = (item / heads, item % heads);
-            let at = ((sequence.rows.start + row) * heads + head) * head_dim;
-            // SAFETY: each row and head is one item.
-            let out = unsafe { out.part(at..at + head_dim) };
-            let position = sequence.first_position + row;
-            let q = &q[at..at + head_dim];
-            exec.isa.run(scalar::Query { shape, q, head, position, blocks: sequence.blocks, out });
+    let tiles = tiles(shape, q, sequences);
+    let spans: usize = tiles.iter().map(|tile| tile.spans().count()).sum();
+    let work: usize = tiles.iter().map(|tile| tile.spans().count() * tile.queries()).sum();
+    let serial = exec.pool.threads() == 1 || work * SPAN * shape.kv.head_dim < PARALLEL_MIN;
+    // A tile that is much of the whole work (a long sequence that decodes) is shared out by its spans.
+    let most = if serial { spans } else { spans.div_ceil(4 * exec.pool.threads()) };
+    let (mut items, mut split, mut parts_len) = (Vec::new(), Vec::new(), 0);
+    for tile in &tiles {
+        if tile.spans().count() <= most {
+            items.push(Item { tile, part: None });
+            continue;
+        }
+        let start = parts_len;
+        for span in tile.spans() {
+            let at = parts_len;
+            parts_len += tile.state_floats();
+            items.push(Item { tile, part: Some((span, at..parts_len)) });
+        }
+        split.push((tile, start..parts_len));
+    }
+    let mut parts = vec![0.0; parts_len];
+    let (out, parts) = (Disjoint::new(out), Disjoint::new(&mut parts));
+    let run = |item: usize| items[item].run(exec, &parts, &out);
+    if serial {
+        return (0..items.len()).for_each(run);
+    }
+    exec.pool.for_each(items.len(), &run);
+    exec.pool.for_each(split.len(), &|i| {
+        let (tile, range) = &split[i];
+        // SAFETY: the parts of a tile are its own, and the region that wrote them is over.
+        let parts = unsafe { parts.part(range.clone()) };
+        exec.isa.run(Merge { tile, parts, out: &out });
+    });
+}
+
+/// Multiplications below which a call runs on the calling thread: some microseconds of work.
+const PARALLEL_MIN: usize = 1 << 18;
+
+/// The tiles of a call, the longest of each sequence first.
+fn tiles<'a>(shape: &'a AttentionShape, q: &'a [f32], sequences: &'a [Sequence<'_>]) -> Vec<Tile<'a>> {
+    let step = tile::rows(shape);
+    let mut tiles = Vec::new();
+    for Sequence { rows, first_position, blocks } in sequences {
+        for start in rows.clone().step_by(step).rev() {
+            let (position, rows) = (first_position + start - rows.start, start..rows.end.min(start + step));
+            for kv_head in 0..shape.kv.kv_heads {
+                tiles.push(Tile { shape, q, rows: rows.clone(), position, kv_head, blocks });
+            }
+        }
+    }
+    tiles
+}
+
+/// What one thread does without a break: a tile, or one span of it.
+struct Item<'a> {
+    tile: &'a Tile<'a>,
+    /// The span, and where in the parts its result goes.
+    part: Option<(usize, Range<usize>)>,
+}
+
+impl Item<'_> {
+    fn run(&self, exec: &Exec, parts: &Disjoint<'_, f32>, out: &Disjoint<'_, f32>) {
+        let goal = match &self.part {
+            None => Goal::Output(out),
+            // SAFETY: each item has a range of its own.
+            Some((span, range)) => Goal::Span(*span, unsafe { parts.part(range.clone()) }),
+        };
+        scratch::with_scratch(self.tile.memory(), |memory| {
+            exec.isa.run(Attend { tile: self.tile, memory, goal });
         });
     }
 }

@@ -19,7 +19,6 @@ pub mod memory;
 pub mod pool;
 pub mod quant;
 mod scratch;
-#[allow(dead_code, reason = "the attention kernels, which come next, use the rest")]
 mod simd;
 pub mod vector;
 

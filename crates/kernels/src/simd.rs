@@ -99,6 +99,28 @@ impl Element for bf16 {
     }
 }
 
+/// `count` elements, then zeros. Out of line, so that the loops around it stay small.
+///
+/// # Safety
+/// `count` elements, at most 16, are readable at `at`; any alignment.
+#[inline(always)]
+pub(crate) unsafe fn load_tail<S: Simd, E: Element>(simd: S, at: *const E, count: usize) -> S::V {
+    // SAFETY: by this function's contract; the array holds 16.
+    unsafe { E::load(simd, tail(at, count).as_ptr()) }
+}
+
+/// # Safety
+/// As for `load_tail`.
+#[inline(never)]
+unsafe fn tail<E: Element>(at: *const E, count: usize) -> [E; 16] {
+    let mut all = [E::default(); 16];
+    for (i, element) in all.iter_mut().enumerate().take(count) {
+        // SAFETY: by this function's contract.
+        *element = unsafe { at.add(i).read_unaligned() };
+    }
+    all
+}
+
 /// A kernel: its definition in plain Rust, and its form over 16 lanes.
 ///
 /// Both are compiled once for each instruction set, so they must be `#[inline(always)]` all the way down. The

@@ -151,7 +151,7 @@ fn chunks_do_not_change_a_bit() {
         let width = data.width();
         for exec in execs().into_iter().filter(|e| e.isa.level() != lmx_kernels::isa::Level::Scalar) {
             let whole = bits(&data.run(&exec, 0, len));
-            for chunk in [7, 50] {
+            for chunk in [1, 7, 32, 50] {
                 for first in (0..len).step_by(chunk) {
                     let count = chunk.min(len - first);
                     let part = bits(&data.run(&exec, first, count));

@@ -36,6 +36,11 @@ impl Visible {
         start < end && (start < self.keep || end > self.recent)
     }
 
+    /// The lowest position seen.
+    pub(super) fn first(&self) -> usize {
+        if self.keep > 0 { 0 } else { self.recent }
+    }
+
     /// Bit t is set where position `block * BLOCK + t` is seen.
     pub(super) fn mask(&self, block: usize) -> u32 {
         let start = block * BLOCK;

@@ -2,7 +2,7 @@
 
 use super::SCALE_GROUP;
 use super::widen::E8M0;
-use crate::simd::{Element, Simd};
+use crate::simd::{Element, Simd, load_tail};
 use std::ops::Range;
 
 /// The most rows of a tile.
@@ -37,20 +37,6 @@ pub(super) struct E4m3 {
     pub(super) scales: *const u8,
 }
 
-/// The first `count` elements at `from`, then zeros. Out of line, so that the loops around it stay small.
-///
-/// # Safety
-/// `count` elements, at most 16, are readable.
-#[inline(never)]
-unsafe fn tail<T: Copy + Default>(from: *const T, count: usize) -> [T; 16] {
-    let mut all = [T::default(); 16];
-    for (i, element) in all.iter_mut().enumerate().take(count) {
-        // SAFETY: by this function's contract; the address may be unaligned.
-        *element = unsafe { from.add(i).read_unaligned() };
-    }
-    all
-}
-
 impl<T: Element> Weights for Plain<T> {
     #[inline(always)]
     unsafe fn at(self, element: usize) -> Self {
@@ -67,7 +53,7 @@ impl<T: Element> Weights for Plain<T> {
     #[inline(always)]
     unsafe fn load_tail<S: Simd>(self, simd: S, k: usize, count: usize) -> S::V {
         // SAFETY: by this function's contract.
-        unsafe { T::load(simd, tail(self.0.add(k), count).as_ptr()) }
+        unsafe { load_tail(simd, self.0.add(k), count) }
     }
 
     #[inline(always)]
@@ -216,8 +202,8 @@ unsafe fn sized<S: Simd, W: Weights, const M: usize, const N: usize>(
         }
         let mut x_tail = [[0.0; 16]; M];
         for (m, x_tail) in x_tail.iter_mut().enumerate() {
-            // SAFETY: as above, of row m.
-            *x_tail = unsafe { tail(x.add(m * cols + whole), count) };
+            // SAFETY: as above, of row m; `x_tail` is 16 floats.
+            unsafe { simd.store(x_tail.as_mut_ptr(), load_tail(simd, x.add(m * cols + whole), count)) };
         }
         // SAFETY: `x_tail` holds M rows of 16.
         unsafe { step(simd, &mut sums, x_tail.as_ptr().cast(), 16, wk) };
