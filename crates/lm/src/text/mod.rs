@@ -1,1 +1,19 @@
-//! (being written)
+//! Between text and tokens.
+
+mod added;
+mod bpe;
+mod decoder;
+mod error;
+mod folder;
+mod parts;
+mod post;
+mod special;
+mod template;
+mod tokenizer;
+mod tokenizer_json;
+mod vocab;
+
+pub use error::TokenizerError;
+pub use folder::TokenizerFiles;
+pub use special::SpecialTokens;
+pub use tokenizer::{Detokenizer, Tokenizer};

@@ -1,0 +1,184 @@
+//! Tokenizers against HF `tokenizers` and `transformers` (data by tests/gen/text_tokenizers.py).
+#![allow(clippy::unwrap_used, clippy::panic)] // a test may stop at the first surprise
+
+use lmx::text::{Tokenizer, TokenizerFiles};
+use proptest::prelude::*;
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+
+const KINDS: [&str; 7] =
+    ["byte_level", "split_nfc", "llama", "gemma", "metaspace", "unigram", "word_level"];
+
+#[derive(Deserialize)]
+struct Cases {
+    /// Text, ids without and with the tokenizer's frame.
+    encode: Vec<(String, Vec<u32>, Vec<u32>)>,
+    decode: Vec<(Vec<u32>, String)>,
+}
+
+fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/text")
+}
+
+fn small(kind: &str) -> Tokenizer {
+    Tokenizer::from_folder(&golden().join(kind)).unwrap()
+}
+
+/// A real model's folder, or a message that says how to get it.
+fn real_model(name: &str) -> PathBuf {
+    let models = std::env::var_os("LMX_TEST_MODELS").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models"),
+        PathBuf::from,
+    );
+    let folder = models.join(name);
+    assert!(folder.exists(), "{} is missing: run scripts/fetch, or set LMX_TEST_MODELS", folder.display());
+    folder
+}
+
+fn cases(path: &Path) -> Cases {
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn check(name: &str, tokenizer: &Tokenizer, cases: &Cases) {
+    for (text, bare, framed) in &cases.encode {
+        assert_eq!(&tokenizer.encode(text, false).unwrap(), bare, "{name}: {text:?}");
+        // lmx never doubles what the text already starts with.
+        if bare.first() != framed.first() || tokenizer.bos().is_none() {
+            assert_eq!(&tokenizer.encode(text, true).unwrap(), framed, "{name}: {text:?}");
+        }
+    }
+    for (ids, text) in &cases.decode {
+        assert_eq!(&tokenizer.decode(ids), text, "{name}: {ids:?}");
+    }
+    assert!(cases.encode.len() > 90 && cases.decode.len() > 100, "{name}: too few cases");
+}
+
+#[test]
+fn small_tokenizers_agree_with_hf() {
+    for kind in KINDS {
+        check(kind, &small(kind), &cases(&golden().join(kind).join("cases.json")));
+    }
+}
+
+#[test]
+fn real_tokenizers_agree_with_hf() {
+    for (name, folder) in [("smollm2", "SmolLM2-135M-Instruct"), ("gemma3", "gemma-3-270m")] {
+        let start = std::time::Instant::now();
+        let tokenizer = Tokenizer::from_folder(&real_model(folder)).unwrap();
+        println!("{folder}: loaded in {:?}", start.elapsed());
+        check(name, &tokenizer, &cases(&golden().join(format!("{name}.json"))));
+    }
+}
+
+#[test]
+fn exactly_one_bos() {
+    let gemma = small("gemma");
+    let bos = gemma.bos().unwrap();
+    assert!(gemma.adds_bos());
+    for text in ["hi", "<s>hi"] {
+        let ids = gemma.encode(text, true).unwrap();
+        assert_eq!(ids.iter().filter(|&&id| id == bos).count(), 1, "{text}");
+        assert_eq!(ids.first(), Some(&bos));
+    }
+    // A BOS that the text itself holds later stays.
+    let ids = gemma.encode("hi<s>", true).unwrap();
+    assert_eq!(ids.iter().filter(|&&id| id == bos).count(), 2);
+    let none = small("byte_level");
+    assert!(!none.adds_bos());
+    assert_eq!(none.encode("hi", true).unwrap(), none.encode("hi", false).unwrap());
+}
+
+#[test]
+fn roles_and_lookup() {
+    let t = small("byte_level");
+    let ids = (t.bos(), t.eos(), t.unk(), t.pad());
+    assert_eq!(ids, (Some(1), Some(2), Some(0), Some(2)));
+    assert_eq!((t.token(1), t.id("<|im_end|>")), (Some("<|im_start|>"), Some(2)));
+    assert!(t.is_control(1) && !t.is_control(t.id("<think>").unwrap()) && !t.is_control(50));
+    assert_eq!(t.lookup("<|im_end|>").unwrap(), 2);
+    assert_eq!(t.lookup("17").unwrap(), 17);
+    let last = t.vocab_size() - 1;
+    assert_eq!(t.lookup(&last.to_string()).unwrap() as usize, last);
+    assert_eq!(t.lookup("zzz").unwrap_err().to_string(), "\"zzz\" is not a token for this tokenizer");
+    for word in ["-1", &(last + 1).to_string(), "99999999999999999999"] {
+        let message = t.lookup(word).unwrap_err().to_string();
+        let want = format!("token id {word} is out of range; this tokenizer has ids from 0 to {last}");
+        assert_eq!(message, want);
+    }
+    assert!(t.lookup("").is_err());
+}
+
+/// Every piece is shown as early as can be: what follows the shown text is at most one unfinished
+/// character.
+fn stream(tokenizer: &Tokenizer, ids: &[u32]) -> String {
+    let mut detokenizer = tokenizer.detokenizer();
+    let mut shown = String::new();
+    for &id in ids {
+        shown.push_str(&detokenizer.add(id));
+    }
+    shown.push_str(&detokenizer.finish());
+    shown
+}
+
+#[test]
+fn a_complete_character_is_shown_with_the_token_that_completes_it() {
+    for kind in KINDS {
+        let tokenizer = small(kind);
+        for text in ["ď 👩‍🚀 日本語 é", "    .", " ,b", "\n\n  x", "if x:\n    y()\n", "👍🎉", "日本"] {
+            let ids = tokenizer.encode(text, false).unwrap();
+            let mut detokenizer = tokenizer.detokenizer();
+            let mut shown = String::new();
+            for n in 1..=ids.len() {
+                shown.push_str(&detokenizer.add(ids[n - 1]));
+                let so_far = tokenizer.decode(&ids[..n]);
+                let complete = so_far.trim_end_matches('\u{FFFD}');
+                assert_eq!(shown, complete, "{kind}: {text:?} after {n} tokens");
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn pieces_join_to_the_full_text(seed in prop::collection::vec(any::<u32>(), 0..40), kind in 0..KINDS.len()) {
+        let tokenizer = small(KINDS[kind]);
+        // One in eight ids is out of range, one in eight a byte token where there are any.
+        let size = tokenizer.vocab_size() as u32;
+        let ids: Vec<u32> = seed.iter().map(|&s| match s % 8 {
+            0 => s,
+            1 => tokenizer.id(&format!("<0x{:02X}>", s >> 24)).unwrap_or(s % size),
+            _ => (s >> 3) % size,
+        }).collect();
+        prop_assert_eq!(stream(&tokenizer, &ids), tokenizer.decode(&ids));
+    }
+
+    #[test]
+    fn any_text_can_be_encoded_and_byte_level_text_comes_back(text in any::<String>()) {
+        for kind in KINDS {
+            let tokenizer = small(kind);
+            let ids = tokenizer.encode(&text, false).unwrap();
+            if matches!(kind, "byte_level" | "gemma") && !text.contains(['<', '▁']) {
+                prop_assert_eq!(tokenizer.decode(&ids), text.clone());
+            }
+        }
+    }
+}
+
+#[test]
+fn damaged_files_are_errors_that_name_the_file() {
+    let mut files = TokenizerFiles::read(&golden().join("llama")).unwrap();
+    let whole = files.tokenizer.clone();
+    for cut in (0..whole.len()).step_by(whole.len() / 200) {
+        files.tokenizer = whole[..cut].to_vec();
+        let message = Tokenizer::from_files(&files).err().unwrap().to_string();
+        assert!(message.starts_with("tokenizer.json: "), "{message}");
+    }
+    files.tokenizer = whole;
+    files.config = Some(b"{".to_vec());
+    let message = Tokenizer::from_files(&files).err().unwrap().to_string();
+    assert!(message.starts_with("tokenizer_config.json: "), "{message}");
+    let missing = Tokenizer::from_folder(&golden()).err().unwrap().to_string();
+    assert!(missing.contains("tokenizer.json"), "{missing}");
+}
