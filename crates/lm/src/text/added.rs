@@ -183,7 +183,8 @@ impl Matcher {
 }
 
 fn word_character(c: char) -> bool {
-    c.is_alphanumeric() || c == '_'
+    // What `\w` matches; the error is for builds without the Unicode tables.
+    regex_syntax::try_is_word_character(c).unwrap_or(false)
 }
 
 #[cfg(test)]
@@ -228,8 +229,7 @@ mod tests {
         let tokens = HashMap::from_iter([(0, token("<<x>")), (1, token("<x>"))]);
         let added = AddedTokens::new(tokens, |_| None).unwrap();
         let pieces = added.split("<<x>", &|id, _, _| id == 0);
-        let want =
-            vec![Piece { start: 0, end: 1, id: None }, Piece { start: 1, end: 4, id: Some(1) }];
+        let want = vec![Piece { start: 0, end: 1, id: None }, Piece { start: 1, end: 4, id: Some(1) }];
         assert_eq!(pieces, want);
     }
 

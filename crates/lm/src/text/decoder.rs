@@ -12,12 +12,18 @@ use serde_json::Value;
 /// A step that sees one token.
 #[derive(Clone, Debug, PartialEq)]
 enum TokenStep {
-    Replace { from: String, to: String },
+    Replace {
+        from: String,
+        to: String,
+    },
     /// `<0xE2>` is the byte E2.
     ByteFallback,
     Strip(Strip),
     /// The replacement character is a space; in the first token it vanishes if `drop_first`.
-    Metaspace { replacement: char, drop_first: bool },
+    Metaspace {
+        replacement: char,
+        drop_first: bool,
+    },
 }
 
 /// How tokens become one text.
@@ -61,8 +67,7 @@ pub(crate) const KNOWN_DECODERS: &str =
 impl Decoder {
     /// Reads the `decoder` of a tokenizer.json; the error says which part is not known.
     pub(crate) fn from_json(value: &Value) -> Result<Self, String> {
-        let mut decoder =
-            Self { token_steps: Vec::new(), join: Join::Fuse, text_steps: Vec::new() };
+        let mut decoder = Self { token_steps: Vec::new(), join: Join::Fuse, text_steps: Vec::new() };
         if value.is_null() {
             decoder.join = Join::Spaces;
             return Ok(decoder);
@@ -219,8 +224,7 @@ impl DecodeStream {
     }
 
     fn token_step(&mut self, decoder: &Decoder, step: usize, token: String, joined: &mut String) {
-        let Some((kind, state)) = decoder.token_steps.get(step).zip(self.token_states.get_mut(step))
-        else {
+        let Some((kind, state)) = decoder.token_steps.get(step).zip(self.token_states.get_mut(step)) else {
             return self.join(decoder, &token, joined);
         };
         let token = match kind {
@@ -267,8 +271,7 @@ impl DecodeStream {
     }
 
     fn text_step(&mut self, decoder: &Decoder, step: usize, text: String, out: &mut String) {
-        let Some((kind, state)) = decoder.text_steps.get(step).zip(self.text_states.get_mut(step))
-        else {
+        let Some((kind, state)) = decoder.text_steps.get(step).zip(self.text_states.get_mut(step)) else {
             return out.push_str(&text);
         };
         let text = match kind {
@@ -394,14 +397,20 @@ mod tests {
         let mut sorted = bytes.clone();
         sorted.sort_unstable();
         assert_eq!(sorted, (0..=255).collect::<Vec<u8>>());
-        assert_eq!((byte_of_char('Ġ'), byte_of_char('Ċ'), byte_of_char('Ń')), (Some(32), Some(10), Some(0xAD)));
+        assert_eq!(
+            (byte_of_char('Ġ'), byte_of_char('Ċ'), byte_of_char('Ń')),
+            (Some(32), Some(10), Some(0xAD))
+        );
     }
 
     #[test]
     fn characters_are_shown_once_complete_and_broken_ones_once_known_to_be() {
         let byte_level = Decoder::byte_level();
         assert_eq!(decode(&byte_level, &["Ġa", "â", "Ĥ", "¬", "!"]), [" a", "", "", "€", "!", ""]);
-        assert_eq!(decode(&byte_level, &["â", "Ĥ", "x", "â", "Ĥ"]), ["", "", "\u{FFFD}x", "", "", "\u{FFFD}"]);
+        assert_eq!(
+            decode(&byte_level, &["â", "Ĥ", "x", "â", "Ĥ"]),
+            ["", "", "\u{FFFD}x", "", "", "\u{FFFD}"]
+        );
         // A character outside the alphabet makes the whole token stand for itself.
         assert_eq!(decode(&byte_level, &["<a b>"]), ["<a b>", ""]);
     }

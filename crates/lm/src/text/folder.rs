@@ -43,12 +43,15 @@ impl TokenizerFiles {
     pub fn read(folder: &Path) -> Result<Self, TokenizerError> {
         let read = |name: &str| read_if_there(&folder.join(name));
         let path = folder.join(TOKENIZER_JSON);
-        let missing = || TokenizerError::Read { path: path.clone(), source: std::io::ErrorKind::NotFound.into() };
+        let missing =
+            || TokenizerError::Read { path: path.clone(), source: std::io::ErrorKind::NotFound.into() };
         let mut files = Self {
             tokenizer: read_if_there(&path)?.ok_or_else(missing)?,
             config: read(CONFIG)?,
             special_tokens_map: read("special_tokens_map.json")?,
-            chat_template: read("chat_template.jinja")?.map(|b| text(b, "chat_template.jinja")).transpose()?,
+            chat_template: read("chat_template.jinja")?
+                .map(|b| text(b, "chat_template.jinja"))
+                .transpose()?,
             additional_templates: Vec::new(),
         };
         let extra = folder.join("additional_chat_templates");
@@ -116,11 +119,8 @@ impl Tokenizer {
         let map: Option<Map<String, Value>> =
             map.map(|bytes| json("special_tokens_map.json", bytes)).transpose()?;
         let token_config = TokenConfig::read(&config, map.as_ref())?;
-        let templates = TemplateSources::read(
-            &config,
-            files.chat_template.as_deref(),
-            &files.additional_templates,
-        )?;
+        let templates =
+            TemplateSources::read(&config, files.chat_template.as_deref(), &files.additional_templates)?;
         let mut file: TokenizerJson = json(TOKENIZER_JSON, &files.tokenizer)?;
         let normalizer = parts::normalizer(TOKENIZER_JSON, &file.normalizer)?;
         let unknown = |field: &str, known: &str| {
@@ -128,10 +128,9 @@ impl Tokenizer {
             let known = known.to_owned();
             move |value: String| TokenizerError::unknown(TOKENIZER_JSON, &field, value, known)
         };
-        let surround = Surround::from_json(&file.post_processor)
-            .map_err(unknown("post_processor.type", post::KNOWN))?;
-        let decoder =
-            Decoder::from_json(&file.decoder).map_err(unknown("decoder.type", KNOWN_DECODERS))?;
+        let surround =
+            Surround::from_json(&file.post_processor).map_err(unknown("post_processor.type", post::KNOWN))?;
+        let decoder = Decoder::from_json(&file.decoder).map_err(unknown("decoder.type", KNOWN_DECODERS))?;
         let (vocab, scores) = take_vocab(&mut file.model)?;
         let added = added_tokens(&file, &vocab, &token_config, normalizer.as_ref())?;
         let model = model(&file.model, &vocab, scores, &added)?;
@@ -159,9 +158,9 @@ fn take_vocab(model: &mut ModelJson) -> Result<(Vocab, Option<Vec<(String, f64)>
         VocabJson::Scores(pieces) => {
             let mut vocab = Vocab::new();
             for (id, (piece, _)) in pieces.iter().enumerate() {
-                vocab.insert(piece, id as u64).map_err(|error| {
-                    TokenizerError::invalid(TOKENIZER_JSON, "model.vocab", id, error)
-                })?;
+                vocab
+                    .insert(piece, id as u64)
+                    .map_err(|error| TokenizerError::invalid(TOKENIZER_JSON, "model.vocab", id, error))?;
             }
             Ok((vocab, Some(pieces)))
         }
@@ -208,9 +207,8 @@ fn model(
     scores: Option<Vec<(String, f64)>>,
     added: &AddedTokens,
 ) -> Result<Model, TokenizerError> {
-    let invalid = |field: &str, value: String, why: String| {
-        TokenizerError::invalid(TOKENIZER_JSON, field, value, why)
-    };
+    let invalid =
+        |field: &str, value: String, why: String| TokenizerError::invalid(TOKENIZER_JSON, field, value, why);
     match (model.kind(), scores) {
         ("BPE", None) => {
             let bpe = model.bpe(vocab, |token| added.id(token));

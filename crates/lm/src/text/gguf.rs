@@ -138,9 +138,8 @@ impl<'a> GgufVocab<'a> {
     /// Byte-level BPE: the merges are listed, the pre-tokenizer is known by its name.
     fn byte_level(&self) -> Result<Core, TokenizerError> {
         let name = self.pre.unwrap_or_default();
-        let pre = pre::find(name).ok_or_else(|| {
-            TokenizerError::unknown(&self.file, "tokenizer.ggml.pre", name, pre::known())
-        })?;
+        let pre = pre::find(name)
+            .ok_or_else(|| TokenizerError::unknown(&self.file, "tokenizer.ggml.pre", name, pre::known()))?;
         let vocab = self.vocab(|_, token| Cow::Borrowed(token))?;
         let mut merges = MergesJson::default();
         for merge in self.merges {
@@ -151,8 +150,7 @@ impl<'a> GgufVocab<'a> {
         }
         let missing = |token| self.invalid("merges", format!("{token:?}"), "is not in the vocabulary");
         let merges = merges.resolve(&vocab).map_err(missing)?;
-        let bpe =
-            Bpe { merges, unk: None, fuse_unk: false, bytes: None, ignore_merges: pre.ignore_merges };
+        let bpe = Bpe { merges, unk: None, fuse_unk: false, bytes: None, ignore_merges: pre.ignore_merges };
         let nfc = if pre.nfc { json!({"type": "NFC"}) } else { Value::Null };
         Ok(Core {
             vocab,
@@ -281,10 +279,8 @@ impl Tokenizer {
             }
         }
         let with = |wanted: bool, role| wanted.then(|| file.role(role)).flatten().into_iter().collect();
-        let surround = Surround {
-            before: with(core.add_bos, "bos"),
-            after: with(file.add_eos.unwrap_or(false), "eos"),
-        };
+        let surround =
+            Surround { before: with(core.add_bos, "bos"), after: with(file.add_eos.unwrap_or(false), "eos") };
         let tokens = file.added(&core.vocab);
         let control = tokens.iter().filter(|(_, t)| t.special).map(|(&id, _)| id).collect();
         let added = AddedTokens::new(tokens, |_| None);

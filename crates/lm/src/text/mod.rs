@@ -5,8 +5,10 @@ mod bpe;
 mod decoder;
 mod error;
 mod folder;
+mod gguf;
 mod parts;
 mod post;
+mod pre;
 mod special;
 mod template;
 mod tokenizer;
@@ -15,5 +17,6 @@ mod vocab;
 
 pub use error::TokenizerError;
 pub use folder::TokenizerFiles;
+pub use gguf::GgufVocab;
 pub use special::SpecialTokens;
 pub use tokenizer::{Detokenizer, Tokenizer};

@@ -9,12 +9,29 @@ use tokenizers::normalizers::NormalizerWrapper;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 
 const NORMALIZERS: &[&str] = &[
-    "ByteLevel", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Prepend", "Replace", "Sequence", "Strip",
+    "ByteLevel",
+    "Lowercase",
+    "NFC",
+    "NFD",
+    "NFKC",
+    "NFKD",
+    "Prepend",
+    "Replace",
+    "Sequence",
+    "Strip",
     "StripAccents",
 ];
 const PRE_TOKENIZERS: &[&str] = &[
-    "BertPreTokenizer", "ByteLevel", "Digits", "Metaspace", "Punctuation", "Sequence", "Split",
-    "UnicodeScripts", "Whitespace", "WhitespaceSplit",
+    "BertPreTokenizer",
+    "ByteLevel",
+    "Digits",
+    "Metaspace",
+    "Punctuation",
+    "Sequence",
+    "Split",
+    "UnicodeScripts",
+    "Whitespace",
+    "WhitespaceSplit",
 ];
 
 /// The normalizer of a tokenizer.json.
@@ -45,13 +62,7 @@ fn part<T: serde::de::DeserializeOwned>(
     part.map(Some).map_err(|error| TokenizerError::invalid(file, field, value, error))
 }
 
-fn check(
-    file: &str,
-    field: &str,
-    list: &str,
-    known: &[&str],
-    value: &Value,
-) -> Result<(), TokenizerError> {
+fn check(file: &str, field: &str, list: &str, known: &[&str], value: &Value) -> Result<(), TokenizerError> {
     let kind = value.get("type").and_then(Value::as_str).unwrap_or("without type");
     if !known.contains(&kind) {
         return Err(TokenizerError::unknown(file, &format!("{field}.type"), kind, known.join(", ")));
@@ -64,9 +75,8 @@ fn check(
         return parts.iter().try_for_each(|part| check(file, field, list, known, part));
     }
     // The crate cuts a text at an empty pattern by counting characters where it means bytes.
-    let empty = |kind: &str| {
-        value.get("pattern").and_then(|p| p.get(kind)).and_then(Value::as_str) == Some("")
-    };
+    let empty =
+        |kind: &str| value.get("pattern").and_then(|p| p.get(kind)).and_then(Value::as_str) == Some("");
     if empty("String") || empty("Regex") {
         return Err(TokenizerError::invalid(file, &format!("{field}.pattern"), "\"\"", "must not be empty"));
     }
@@ -96,7 +106,8 @@ mod tests {
         ] {
             assert!(pre_tokenizer("f", &bad).is_err(), "{bad}");
         }
-        let charsmap = normalizer("tokenizer.json", &json!({"type": "Precompiled", "precompiled_charsmap": "AA=="}));
+        let charsmap =
+            normalizer("tokenizer.json", &json!({"type": "Precompiled", "precompiled_charsmap": "AA=="}));
         let text = charsmap.map(|_| ()).map_err(|e| e.to_string());
         assert!(text.is_err_and(|t| t.starts_with("tokenizer.json: normalizer.type \"Precompiled\"")));
         assert!(matches!(normalizer("f", &Value::Null), Ok(None)));

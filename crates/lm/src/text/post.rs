@@ -10,8 +10,7 @@ pub(crate) struct Surround {
 }
 
 /// The kinds of post-processor that can be read.
-pub(crate) const KNOWN: &str =
-    "BertProcessing, ByteLevel, RobertaProcessing, Sequence, TemplateProcessing";
+pub(crate) const KNOWN: &str = "BertProcessing, ByteLevel, RobertaProcessing, Sequence, TemplateProcessing";
 
 impl Surround {
     /// Reads the `post_processor` of a tokenizer.json; the error says what is not known.
@@ -57,7 +56,8 @@ impl Surround {
             let ids = value.get("special_tokens").and_then(|t| t.get(name)).and_then(|t| t.get("ids"));
             let ids: Option<Vec<u32>> =
                 ids.and_then(Value::as_array).and_then(|ids| ids.iter().map(token_id).collect());
-            let ids = ids.ok_or_else(|| format!("TemplateProcessing with special token {name:?} without ids"))?;
+            let ids =
+                ids.ok_or_else(|| format!("TemplateProcessing with special token {name:?} without ids"))?;
             if sequences == 0 { before.extend(ids) } else { after.extend(ids) }
         }
         if sequences != 1 {

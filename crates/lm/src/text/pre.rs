@@ -68,18 +68,14 @@ pub(crate) fn known() -> String {
 
 pub(crate) fn find(name: &str) -> Option<Pre> {
     let &(_, split, nfc, ignore_merges, add_bos) = TABLE.iter().find(|row| row.0.contains(&name))?;
-    let byte_level = |use_regex: bool| {
-        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex})
-    };
+    let byte_level = |use_regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex});
     let steps = match split {
         Split::Gpt2 { digits: false } => vec![byte_level(true)],
         Split::Gpt2 { digits: true } => {
             vec![json!({"type": "Digits", "individual_digits": true}), byte_level(true)]
         }
         Split::Regexes(regexes) => {
-            let split = |regex: &&str| {
-                json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false})
-            };
+            let split = |regex: &&str| json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false});
             regexes.iter().map(split).chain([byte_level(false)]).collect()
         }
     };

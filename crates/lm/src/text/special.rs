@@ -193,7 +193,10 @@ mod tests {
         let plain = map(json!({"bos_token": "<a>", "add_bos_token": true, "eos_token": null}));
         let special = map(json!({"bos_token": {"content": "<b>", "lstrip": true}, "eos_token": "<e>"}));
         let read = TokenConfig::read(&plain, Some(&special)).unwrap();
-        assert_eq!((read.special.get("bos_token"), read.special.get("eos_token")), (Some("<b>"), Some("<e>")));
+        assert_eq!(
+            (read.special.get("bos_token"), read.special.get("eos_token")),
+            (Some("<b>"), Some("<e>"))
+        );
         let mut with = plain;
         with.insert("added_tokens_decoder".to_owned(), json!({"7": {"content": "<a>", "special": true}}));
         let read = TokenConfig::read(&with, Some(&special)).unwrap();
@@ -205,7 +208,10 @@ mod tests {
     fn extra_names_become_variables_and_bad_ids_are_refused() {
         let config = map(json!({"image_token": "<img>", "extra_special_tokens": {"audio_token": "<au>"}}));
         let read = TokenConfig::read(&config, None).unwrap();
-        assert_eq!((read.special.get("image_token"), read.special.get("audio_token")), (Some("<img>"), Some("<au>")));
+        assert_eq!(
+            (read.special.get("image_token"), read.special.get("audio_token")),
+            (Some("<img>"), Some("<au>"))
+        );
         for bad in [json!([]), json!({"x": {"content": "a"}}), json!({"1": {"content": 4}})] {
             let config = map(json!({"added_tokens_decoder": bad}));
             assert!(TokenConfig::read(&config, None).is_err());

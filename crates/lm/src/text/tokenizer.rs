@@ -50,7 +50,9 @@ pub(crate) enum Model {
     /// The most probable split into pieces (SentencePiece's other model).
     Unigram(Box<Unigram>),
     /// A word is a token or unknown.
-    WordLevel { unk: Option<u32> },
+    WordLevel {
+        unk: Option<u32>,
+    },
 }
 
 /// Places of a text at which no control token may begin or lie: they came from outside.

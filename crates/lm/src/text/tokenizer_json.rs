@@ -4,8 +4,8 @@
 use super::bpe::{Bpe, Merges};
 use super::vocab::Vocab;
 use hashbrown::HashMap;
-use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::Deserialize;
+use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 use std::borrow::Cow;
 use std::fmt;
@@ -192,8 +192,7 @@ impl<'de> Visitor<'de> for MergeInto<'_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
         let left = seq.next_element_seed(Text)?;
         let right = seq.next_element_seed(Text)?;
-        let (Some(left), Some(right), None) = (left, right, seq.next_element::<de::IgnoredAny>()?)
-        else {
+        let (Some(left), Some(right), None) = (left, right, seq.next_element::<de::IgnoredAny>()?) else {
             return Err(de::Error::custom("a merge is not two tokens"));
         };
         self.0.push(&left, &right);
@@ -260,9 +259,14 @@ impl ModelJson {
                 ("model.unk_token", format!("{unk:?}"), "not in the vocabulary".to_owned())
             })?),
         };
-        let merges = self.merges.as_ref().map_or_else(|| Ok(Merges::Listed(HashMap::new())), |m| m.resolve(vocab));
+        let merges =
+            self.merges.as_ref().map_or_else(|| Ok(Merges::Listed(HashMap::new())), |m| m.resolve(vocab));
         let merges = merges.map_err(|token| {
-            ("model.merges", format!("{token:?}"), "a merge uses a token that is not in the vocabulary".to_owned())
+            (
+                "model.merges",
+                format!("{token:?}"),
+                "a merge uses a token that is not in the vocabulary".to_owned(),
+            )
         })?;
         Ok(Bpe {
             merges,
@@ -287,7 +291,9 @@ mod tests {
             );
             let file: TokenizerJson = serde_json::from_str(&text).unwrap();
             let VocabJson::Ids(vocab) = &file.model.vocab else { panic!("not a map") };
-            let Merges::Listed(map) = file.model.bpe(vocab, |_| None).unwrap().merges else { panic!("not listed") };
+            let Merges::Listed(map) = file.model.bpe(vocab, |_| None).unwrap().merges else {
+                panic!("not listed")
+            };
             assert_eq!(map.get(&Merges::key(2, 3)), Some(&(1, 4)));
         }
     }

@@ -30,7 +30,8 @@ impl TemplateSources {
         if file.is_some() || !additional.is_empty() {
             this.named.extend(file.map(|source| (DEFAULT.to_owned(), source.to_owned())));
             this.named.extend_from_slice(additional);
-            this.origin = if file.is_some() { "chat_template.jinja" } else { "additional_chat_templates" }.to_owned();
+            this.origin =
+                if file.is_some() { "chat_template.jinja" } else { "additional_chat_templates" }.to_owned();
         } else if let Some(value) = config.get("chat_template").filter(|v| !v.is_null()) {
             this.named = from_config(value)?;
             this.origin = "tokenizer_config.json".to_owned();
@@ -77,7 +78,10 @@ mod tests {
     fn files_win_over_the_configuration() {
         let config = config(json!({"chat_template": "C"}));
         let from_config = TemplateSources::read(&config, None, &[]).unwrap();
-        assert_eq!((from_config.get("default"), from_config.origin.as_str()), (Some("C"), "tokenizer_config.json"));
+        assert_eq!(
+            (from_config.get("default"), from_config.origin.as_str()),
+            (Some("C"), "tokenizer_config.json")
+        );
         let from_file = TemplateSources::read(&config, Some("F"), &[]).unwrap();
         assert_eq!((from_file.get("default"), from_file.origin.as_str()), (Some("F"), "chat_template.jinja"));
         let extra = [("rag".to_owned(), "R".to_owned())];
