@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is a failed test")]
 
 mod build;
+#[path = "../../../fuzz/entry/files.rs"]
 mod untrusted;
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -12,7 +13,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use lmx_tensor::files::{Bytes, FileError};
-use lmx_tensor::kernels::{Exec, Isa};
 use safetensors::SafeTensors;
 
 const MUTATIONS: usize = 10_000;
@@ -137,10 +137,6 @@ fn change_digits(bytes: &mut Vec<u8>, at: usize, edge: u64) {
     }
 }
 
-fn exec() -> Exec {
-    Exec::new(Isa::best(), 1)
-}
-
 /// The other reader's opinion. It takes a tensor that occurs twice for one, and limits less.
 fn agrees_with_reference(
     bytes: &[u8],
@@ -175,12 +171,12 @@ fn agrees_with_reference(
 #[test]
 fn mutated_safetensors_files() {
     let _turn = TURN.lock();
-    let (valid, exec) = (build::valid_safetensors(), exec());
+    let valid = build::valid_safetensors();
     let mut numbers = Numbers(1);
     let mut accepted = 0;
     for case in 0..MUTATIONS {
         let bytes = Bytes::from(mutate(&valid, &mut numbers));
-        let result = measured(case, || untrusted::safetensors(&exec, &bytes));
+        let result = measured(case, || untrusted::safetensors(&bytes));
         accepted += usize::from(result.is_ok());
         agrees_with_reference(&bytes, &result, case);
         if let Err(error) = result {
@@ -189,38 +185,37 @@ fn mutated_safetensors_files() {
     }
     // Changes of the data section alone are no error; were all accepted or all refused, nothing would be tested.
     assert!((MUTATIONS / 20..MUTATIONS / 2).contains(&accepted), "{accepted} accepted");
-    assert!(untrusted::safetensors(&exec, &Bytes::from(valid)).is_ok());
+    assert!(untrusted::safetensors(&Bytes::from(valid)).is_ok());
 }
 
 #[test]
 fn mutated_gguf_files() {
     let _turn = TURN.lock();
-    let (valid, exec) = (build::Gguf::valid().bytes(), exec());
+    let valid = build::Gguf::valid().bytes();
     let mut numbers = Numbers(2);
     let mut accepted = 0;
     for case in 0..MUTATIONS {
         let bytes = Bytes::from(mutate(&valid, &mut numbers));
-        let result = measured(case, || untrusted::gguf(&exec, &bytes));
+        let result = measured(case, || untrusted::gguf(&bytes));
         accepted += usize::from(result.is_ok());
         if let Err(error) = result {
             assert_eq!(error.to_string().lines().count(), 1, "case {case}: {error}");
         }
     }
     assert!((MUTATIONS / 20..MUTATIONS / 2).contains(&accepted), "{accepted} accepted");
-    assert!(untrusted::gguf(&exec, &Bytes::from(valid)).is_ok());
+    assert!(untrusted::gguf(&Bytes::from(valid)).is_ok());
 }
 
 #[test]
 fn files_cut_at_any_byte_are_refused() {
     let _turn = TURN.lock();
-    let exec = exec();
     let (safetensors, gguf) = (build::valid_safetensors(), build::Gguf::valid().bytes());
     for end in 0..safetensors.len() {
-        let result = untrusted::safetensors(&exec, &Bytes::from(safetensors[..end].to_vec()));
+        let result = untrusted::safetensors(&Bytes::from(safetensors[..end].to_vec()));
         assert!(result.is_err(), "safetensors cut at byte {end}");
     }
     for end in 0..gguf.len() {
-        let result = untrusted::gguf(&exec, &Bytes::from(gguf[..end].to_vec()));
+        let result = untrusted::gguf(&Bytes::from(gguf[..end].to_vec()));
         assert!(result.is_err(), "GGUF cut at byte {end}");
     }
 }
@@ -229,7 +224,6 @@ fn files_cut_at_any_byte_are_refused() {
 #[test]
 fn fuzz_seeds_replay() {
     let _turn = TURN.lock();
-    let exec = exec();
     for (target, format) in [("safetensors", true), ("gguf", false)] {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds").join(target);
         let mut paths: Vec<PathBuf> = folder.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -238,8 +232,8 @@ fn fuzz_seeds_replay() {
         for (case, path) in paths.iter().enumerate() {
             let bytes = Bytes::from(std::fs::read(path).unwrap());
             let accepted = measured(case, || match format {
-                true => untrusted::safetensors(&exec, &bytes).is_ok(),
-                false => untrusted::gguf(&exec, &bytes).is_ok(),
+                true => untrusted::safetensors(&bytes).is_ok(),
+                false => untrusted::gguf(&bytes).is_ok(),
             });
             let valid = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("valid"));
             assert!(accepted || !valid, "{} is refused", path.display());

@@ -1,16 +1,17 @@
 //! What a program may do with the bytes of an untrusted file: parse them and, if they are accepted, use
-//! everything. Shared by the tests of malformed files and by the fuzz targets.
-#![allow(dead_code, reason = "each user takes what it needs")]
+//! everything. Shared by the fuzz targets and by the tests of malformed files in crates/tensor.
+#![allow(dead_code, unreachable_pub, reason = "each user takes what it needs")]
 
 use std::path::Path;
 
 use lmx_tensor::files::{Bytes, FileError, FileTensor, GgufFile, SafetensorsFile};
 use lmx_tensor::formats::mlx::MlxTensors;
-use lmx_tensor::kernels::Exec;
+use lmx_tensor::kernels::{Exec, Isa};
 use lmx_tensor::{Linear, Rows};
 
 /// Parses a safetensors file and builds whatever its tensors allow.
-pub(crate) fn safetensors(exec: &Exec, bytes: &Bytes) -> Result<SafetensorsFile, FileError> {
+pub fn safetensors(bytes: &Bytes) -> Result<SafetensorsFile, FileError> {
+    let exec = &Exec::new(Isa::best(), 1);
     let file = SafetensorsFile::parse(Path::new("case"), bytes)?;
     for name in file.names() {
         let tensor = file.tensor(name)?;
@@ -32,7 +33,8 @@ pub(crate) fn safetensors(exec: &Exec, bytes: &Bytes) -> Result<SafetensorsFile,
 }
 
 /// Parses a GGUF file and builds whatever its tensors allow.
-pub(crate) fn gguf(exec: &Exec, bytes: &Bytes) -> Result<GgufFile, FileError> {
+pub fn gguf(bytes: &Bytes) -> Result<GgufFile, FileError> {
+    let exec = &Exec::new(Isa::best(), 1);
     let file = GgufFile::parse(Path::new("case"), bytes)?;
     for (key, _) in file.metadata().iter() {
         let metadata = file.metadata();
