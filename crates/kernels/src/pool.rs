@@ -1,26 +1,54 @@
-//! The thread pool of the kernels: a barrier whose workers spin for a moment, then park.
+//! The thread pool of the kernels: workers that spin for a moment between regions, then park.
 //!
 //! A decode step of a small model has some 200 parallel regions; a general-purpose pool costs 5 to 14 µs for
-//! each, this one about half a microsecond. The caller is worker 0. Regions never nest: a region started inside
-//! a region of the same pool, or while another thread runs one, is run by its caller alone.
+//! each, this one about half a microsecond. A region hands out its shares to whichever thread comes first, so a
+//! worker that the system does not let run holds up nobody: the caller takes its share. Regions never nest: a
+//! region started inside a region of the same pool, or while another thread runs one, is run by its caller alone.
 
 use std::cell::UnsafeCell;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
-/// Spins before a waiting worker parks: about 50 µs, longer than the serial gaps within a decode step.
-const SPINS: u32 = 20_000;
+/// Spins (of some 20 ns) before a waiting worker parks: longer than the serial gaps within a decode step.
+const SPINS: u32 = 5_000;
+/// Spins before the caller of a region lets other threads run while it waits for the last share.
+const SPINS_BEFORE_YIELD: u32 = 500;
+/// The most threads of a pool.
+const THREADS_MAX: usize = 1 << 15;
 
 type Job = *const (dyn Fn(usize) + Sync);
 
 #[repr(align(128))]
 struct Line<T>(T);
 
+/// What a region has to hand out, in one word: its number (32 bits), its shares (16), the next share (16).
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Ticket(u64);
+
+impl Ticket {
+    fn new(region: u32, shares: usize, next: usize) -> Self {
+        Self(u64::from(region) << 32 | (shares as u64) << 16 | next as u64)
+    }
+
+    fn region(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    fn shares(self) -> usize {
+        (self.0 >> 16 & 0xFFFF) as usize
+    }
+
+    fn next(self) -> usize {
+        (self.0 & 0xFFFF) as usize
+    }
+}
+
 struct Shared {
-    epoch: Line<AtomicUsize>,
+    ticket: Line<AtomicU64>,
+    /// Shares of the current region that workers have finished.
     done: Line<AtomicUsize>,
     parked: Line<AtomicUsize>,
     panicked: AtomicBool,
@@ -29,11 +57,26 @@ struct Shared {
     job: UnsafeCell<Option<Job>>,
 }
 
-// SAFETY: `job` is written only by the thread that holds `busy`, before the epoch's release increment, and read
-// only by workers after they acquire that increment and before they release `done`.
+// SAFETY: `job` is written only by the thread that holds `busy`, while no share is handed out, before the ticket
+// is released; it is read only by threads that acquired the ticket by taking a share of that region.
 unsafe impl Sync for Shared {}
 // SAFETY: the raw job pointer is only dereferenced while its region's caller waits in `run`.
 unsafe impl Send for Shared {}
+
+impl Shared {
+    /// Takes the next share of the current region, if one is left.
+    fn take(&self) -> Option<usize> {
+        let mut ticket = Ticket(self.ticket.0.load(Ordering::SeqCst));
+        while ticket.next() < ticket.shares() {
+            let taken = Ticket::new(ticket.region(), ticket.shares(), ticket.next() + 1);
+            match self.ticket.0.compare_exchange(ticket.0, taken.0, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => return Some(ticket.next()),
+                Err(now) => ticket = Ticket(now),
+            }
+        }
+        None
+    }
+}
 
 /// A fixed set of threads that run one function together.
 pub struct Pool {
@@ -47,7 +90,7 @@ impl Pool {
     #[must_use]
     pub fn new(threads: usize) -> Self {
         let shared = Arc::new(Shared {
-            epoch: Line(AtomicUsize::new(0)),
+            ticket: Line(AtomicU64::new(0)),
             done: Line(AtomicUsize::new(0)),
             parked: Line(AtomicUsize::new(0)),
             panicked: AtomicBool::new(false),
@@ -55,10 +98,10 @@ impl Pool {
             busy: AtomicBool::new(false),
             job: UnsafeCell::new(None),
         });
-        let workers = (1..threads.max(1))
+        let workers = (1..threads.clamp(1, THREADS_MAX))
             .map_while(|id| {
                 let shared = Arc::clone(&shared);
-                std::thread::Builder::new().name(format!("lmx-{id}")).spawn(move || work(&shared, id)).ok()
+                std::thread::Builder::new().name(format!("lmx-{id}")).spawn(move || work(&shared)).ok()
             })
             .collect();
         Self { shared, workers }
@@ -70,32 +113,41 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Runs `f(worker)` once for each worker `0..threads`, worker 0 on the calling thread, and waits for all.
+    /// Runs `f(share)` once for each share `0..threads` and waits for all. No two shares are run by one thread
+    /// at the same time; which thread runs which is open, but for share 0, which the caller runs.
     ///
     /// # Panics
-    /// If `f` panicked in any worker.
+    /// If `f` panicked in any share.
     pub fn run(&self, f: &(dyn Fn(usize) + Sync)) {
         if self.workers.is_empty() || self.shared.busy.swap(true, Ordering::Acquire) {
-            for worker in 0..self.threads() {
-                f(worker);
+            for share in 0..self.threads() {
+                f(share);
             }
             return;
         }
         let shared = &*self.shared;
-        // SAFETY: only the lifetime is erased; this function does not return before all workers are done.
+        // SAFETY: only the lifetime is erased; this function does not return before all shares are done.
         let job: Job = unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync), Job>(f) };
         shared.done.0.store(0, Ordering::Relaxed);
-        // SAFETY: `busy` is held, and no worker reads the job before the epoch moves.
+        // SAFETY: `busy` is held, and the last region has no share left, so nobody reads the job.
         unsafe { *shared.job.get() = Some(job) };
-        shared.epoch.0.fetch_add(1, Ordering::SeqCst);
+        let region = Ticket(shared.ticket.0.load(Ordering::Relaxed)).region().wrapping_add(1);
+        shared.ticket.0.store(Ticket::new(region, self.threads(), 1).0, Ordering::SeqCst);
         if shared.parked.0.load(Ordering::SeqCst) > 0 {
             for worker in &self.workers {
                 worker.thread().unpark();
             }
         }
-        let own = catch_unwind(AssertUnwindSafe(|| f(0)));
-        while shared.done.0.load(Ordering::Acquire) != self.workers.len() {
-            std::hint::spin_loop();
+        let mut own = catch_unwind(AssertUnwindSafe(|| f(0)));
+        let mut finished = 1;
+        while let Some(share) = shared.take() {
+            own = own.and(catch_unwind(AssertUnwindSafe(|| f(share))));
+            finished += 1;
+        }
+        let mut spins = 0;
+        while shared.done.0.load(Ordering::Acquire) + finished != self.threads() {
+            spins += 1;
+            if spins % SPINS_BEFORE_YIELD == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
         }
         let other = shared.panicked.swap(false, Ordering::Relaxed);
         shared.busy.store(false, Ordering::Release);
@@ -106,7 +158,7 @@ impl Pool {
         }
     }
 
-    /// Runs `f` on disjoint ranges that cover `0..count`, one range a worker (none where it would be empty),
+    /// Runs `f` on disjoint ranges that cover `0..count`, one range a share (none where it would be empty),
     /// cut at multiples of `step`. The split depends on the number of threads: use it only where each item's
     /// result does not depend on its neighbours.
     pub fn for_ranges(&self, count: usize, step: usize, f: &(dyn Fn(Range<usize>) + Sync)) {
@@ -118,9 +170,9 @@ impl Pool {
             }
             return;
         }
-        self.run(&|worker| {
-            let first = chunks * worker / threads * step;
-            let last = (chunks * (worker + 1) / threads * step).min(count);
+        self.run(&|share| {
+            let first = chunks * share / threads * step;
+            let last = (chunks * (share + 1) / threads * step).min(count);
             if first < last {
                 f(first..last);
             }
@@ -148,43 +200,41 @@ impl Pool {
     }
 }
 
-fn work(shared: &Shared, id: usize) {
-    let mut seen = 0;
-    loop {
-        let mut spins = 0;
-        while shared.epoch.0.load(Ordering::Acquire) == seen {
-            if spins < SPINS {
-                spins += 1;
-                std::hint::spin_loop();
-                continue;
+fn work(shared: &Shared) {
+    let mut spins = 0;
+    while !shared.stop.load(Ordering::SeqCst) {
+        if let Some(share) = shared.take() {
+            // SAFETY: the ticket was acquired, and its region lasts until this share is done: the job is in place.
+            if let Some(job) = unsafe { *shared.job.get() } {
+                // SAFETY: the caller of `run` keeps the closure alive until all shares are done.
+                let result = catch_unwind(AssertUnwindSafe(|| unsafe { (*job)(share) }));
+                if result.is_err() {
+                    shared.panicked.store(true, Ordering::Relaxed);
+                }
             }
-            shared.parked.0.fetch_add(1, Ordering::SeqCst);
-            // The epoch is looked at again after `parked` is published, so that a wake-up cannot be missed.
-            if shared.epoch.0.load(Ordering::SeqCst) == seen {
-                std::thread::park();
-            }
-            shared.parked.0.fetch_sub(1, Ordering::SeqCst);
+            shared.done.0.fetch_add(1, Ordering::Release);
+            spins = 0;
+            continue;
         }
-        seen += 1;
-        if shared.stop.load(Ordering::Relaxed) {
-            return;
+        spins += 1;
+        if spins < SPINS {
+            std::hint::spin_loop();
+            continue;
         }
-        // SAFETY: the epoch's increment was acquired, so the job of this region is in place.
-        if let Some(job) = unsafe { *shared.job.get() } {
-            // SAFETY: the caller of `run` keeps the closure alive until `done` reaches the number of workers.
-            let result = catch_unwind(AssertUnwindSafe(|| unsafe { (*job)(id) }));
-            if result.is_err() {
-                shared.panicked.store(true, Ordering::Relaxed);
-            }
+        shared.parked.0.fetch_add(1, Ordering::SeqCst);
+        // Looked at again after `parked` is published, so that a wake-up cannot be missed.
+        let ticket = Ticket(shared.ticket.0.load(Ordering::SeqCst));
+        if ticket.next() >= ticket.shares() && !shared.stop.load(Ordering::SeqCst) {
+            std::thread::park();
         }
-        shared.done.0.fetch_add(1, Ordering::Release);
+        shared.parked.0.fetch_sub(1, Ordering::SeqCst);
+        spins = 0;
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
-        self.shared.epoch.0.fetch_add(1, Ordering::SeqCst);
+        self.shared.stop.store(true, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
             worker.thread().unpark();
             // A worker catches the panics of jobs, so joining cannot fail in a way that matters here.
@@ -229,8 +279,8 @@ mod tests {
         for _ in 0..20 {
             std::thread::sleep(std::time::Duration::from_millis(2));
             let sum = AtomicUsize::new(0);
-            pool.run(&|worker| {
-                sum.fetch_add(worker + 1, Ordering::Relaxed);
+            pool.run(&|share| {
+                sum.fetch_add(share + 1, Ordering::Relaxed);
             });
             assert_eq!(sum.load(Ordering::Relaxed), 3);
         }
@@ -240,7 +290,7 @@ mod tests {
     fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
         let pool = Pool::new(2);
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            pool.run(&|worker| assert!(worker == 0, "worker 1 fails"));
+            pool.run(&|share| assert!(share == 0, "share 1 fails"));
         }));
         assert!(result.is_err());
         let sum = AtomicUsize::new(0);
@@ -248,6 +298,18 @@ mod tests {
             sum.fetch_add(1, Ordering::Relaxed);
         });
         assert_eq!(sum.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn more_threads_than_cores_lose_no_share() {
+        let pool = Pool::new(5);
+        let total = AtomicUsize::new(0);
+        for region in 1..2000 {
+            pool.run(&|share| {
+                total.fetch_add(region * (share + 1), Ordering::Relaxed);
+            });
+            assert_eq!(total.swap(0, Ordering::Relaxed), region * 15);
+        }
     }
 
     #[test]

@@ -52,8 +52,8 @@ impl Data {
     /// The blocks that queries from `first` on may read; the others are dropped.
     fn blocks(&self, first: usize) -> Vec<Option<&[u8]>> {
         let needed = |block: usize| {
-            (block * BLOCK..self.len.min((block + 1) * BLOCK))
-                .any(|p| (first..self.len).any(|q| self.sees(q, p)))
+            let end = ((block + 1) * BLOCK).min(first + 1);
+            self.shape.window.is_none_or(|w| block * BLOCK < w.keep || end + w.size - w.keep > first + 1)
         };
         self.slabs.iter().enumerate().map(|(i, slab)| needed(i).then_some(slab.as_slice())).collect()
     }
