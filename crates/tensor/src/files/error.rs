@@ -15,8 +15,7 @@ use super::DType;
 pub struct FileError {
     /// The file.
     pub file: Arc<Path>,
-    /// What is wrong with it.
-    #[source]
+    /// What is wrong with it. Not an error source, since the message has it already.
     pub problem: Problem,
 }
 
@@ -56,11 +55,7 @@ pub enum Problem {
     #[error("tensor data is not what the header describes: {0}")]
     Layout(String),
     #[error("tensor {tensor:?}: {problem}")]
-    Tensor {
-        tensor: String,
-        #[source]
-        problem: TensorProblem,
-    },
+    Tensor { tensor: String, problem: TensorProblem },
 }
 
 /// What is wrong with a tensor of a file.
