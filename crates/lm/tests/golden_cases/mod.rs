@@ -90,16 +90,32 @@ impl Case {
         folder
     }
 
-    /// The tensors of a model that is given by the rule.
-    pub fn rule_tensors(&self) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
+    fn rule_tensors(&self) -> Tensors {
         let tensors = self.weights.as_object().unwrap().iter();
         tensors
             .map(|(name, shape)| {
                 let shape: Vec<usize> = serde_json::from_value(shape.clone()).unwrap();
                 let values = rule_values(name, shape.iter().product());
-                (name.clone(), (shape, values))
+                (name.clone(), Stored::f32(shape, &values))
             })
             .collect()
+    }
+}
+
+/// Tensors as a safetensors file holds them.
+pub type Tensors = BTreeMap<String, Stored>;
+
+#[derive(Clone)]
+pub struct Stored {
+    pub dtype: String,
+    pub shape: Vec<usize>,
+    pub bytes: Vec<u8>,
+}
+
+impl Stored {
+    pub fn f32(shape: Vec<usize>, values: &[f32]) -> Self {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        Self { dtype: "F32".to_owned(), shape, bytes }
     }
 }
 
@@ -131,16 +147,16 @@ fn rule_values(name: &str, len: usize) -> Vec<f32> {
     (1..=len as u64).map(value).collect()
 }
 
-/// Writes F32 tensors as a safetensors file.
-pub fn write_safetensors(path: &Path, tensors: &BTreeMap<String, (Vec<usize>, Vec<f32>)>) {
+/// Writes a safetensors file.
+pub fn write_safetensors(path: &Path, tensors: &Tensors) {
     let mut header = Map::new();
-    let mut data = Vec::new();
-    for (name, (shape, values)) in tensors {
-        let begin = data.len();
-        data.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+    let mut data: Vec<u8> = Vec::new();
+    for (name, tensor) in tensors {
+        let offsets = [data.len(), data.len() + tensor.bytes.len()];
+        data.extend(&tensor.bytes);
         header.insert(
             name.clone(),
-            json!({"dtype": "F32", "shape": shape, "data_offsets": [begin, data.len()]}),
+            json!({"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": offsets}),
         );
     }
     let header = Value::Object(header).to_string();
@@ -148,4 +164,18 @@ pub fn write_safetensors(path: &Path, tensors: &BTreeMap<String, (Vec<usize>, Ve
     bytes.extend(header.bytes());
     bytes.extend(data);
     std::fs::write(path, bytes).unwrap();
+}
+
+/// Reads a safetensors file.
+pub fn read_safetensors(path: &Path) -> Tensors {
+    let file = lmx_tensor::files::SafetensorsFile::open(path).unwrap();
+    let stored = |name: &str| {
+        let tensor = file.tensor(name).unwrap();
+        Stored {
+            dtype: tensor.dtype().name().to_owned(),
+            shape: tensor.shape().to_vec(),
+            bytes: tensor.data().to_vec(),
+        }
+    };
+    file.names().map(|name| (name.to_owned(), stored(name))).collect()
 }
