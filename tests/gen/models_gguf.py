@@ -14,7 +14,7 @@ import torch
 from gguf import GGMLQuantizationType as Q
 from gguf import GGUFWriter, quants
 from models_cases import GEMMA2, GEMMA3, LLAMA3, LONGROPE, QWEN2, QWEN3, SMOLLM3, WINDOW
-from models_golden import FOLDER, expected, prompts, rule_values, transformers_logits, transformers_model
+from models_golden import FOLDER, expected, norm_center, prompts, rule_values, transformers_logits, transformers_model
 
 F32, F16, BF16 = Q.F32, Q.F16, Q.BF16
 ARCHITECTURES = {"gemma3_text": "gemma3"}
@@ -71,13 +71,13 @@ CASES = [
     ("gguf-phi3", LONGROPE | {"sliding_window": WINDOW}, {"gate_up_proj": Q.Q4_0}),
 ]
 
-# Where the half-precision scales lie in a block of 256, and values that make weights of about 0.1.
+# Where the half-precision scales lie in a block of 256, and values that make weights of about 0.05.
 K_QUANTS = {
-    Q.Q2_K: {80: 0.02, 82: 0.03},
-    Q.Q3_K: {108: 0.003},
-    Q.Q4_K: {0: 0.001, 2: 0.0075},
-    Q.Q5_K: {0: 0.0005, 2: 0.0078},
-    Q.Q6_K: {208: 0.0001},
+    Q.Q2_K: {80: 0.007, 82: 0.01},
+    Q.Q3_K: {108: 0.001},
+    Q.Q4_K: {0: 0.0004, 2: 0.003},
+    Q.Q5_K: {0: 0.0002, 2: 0.003},
+    Q.Q6_K: {208: 0.00004},
 }
 
 
@@ -172,7 +172,7 @@ def make(name, config, kinds):
         shapes.pop("lm_head.weight")
     weights = {}
     for tensor, shape in shapes.items():
-        values = rule_values(tensor, shape)
+        values = rule_values(tensor, shape, norm_center(config))
         module = tensor.split(".")[-2]
         heads = permuted_heads(config, module)
         kind = F32 if len(shape) == 1 else kinds.get(module, Q.Q8_0)

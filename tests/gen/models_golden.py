@@ -37,15 +37,23 @@ DISAGREE = {
 }
 
 
-def rule_values(name, shape):
-    """Values in (-0.3, 0.3), or around 1 for norms, from a hash of the tensor's name and the element's position."""
+def norm_center(config):
+    """What norm weights lie around: Gemma adds 1 to them."""
+    return 0 if config["model_type"].startswith("gemma") else 1
+
+
+def rule_values(name, shape, center):
+    """Values in (-0.15, 0.15), or around `center` for norms, from a hash of the tensor's name and the element's position.
+
+    Of a size that neither grows nor shrinks activations much, so that errors are seen as they are.
+    """
     i = np.arange(1, int(np.prod(shape)) + 1, dtype=np.uint64)
     h = (i * 2654435761 + sum(name.encode()) * 97) & 0xFFFFFFFF
     h ^= h >> np.uint64(15)
     h = (h * 2246822519) & 0xFFFFFFFF
     h ^= h >> np.uint64(13)
     u = h.astype(np.float64) / 2**31 - 1
-    values = 1 + 0.1 * u if name.endswith("norm.weight") else 0.3 * u
+    values = center + 0.1 * u if name.endswith("norm.weight") else 0.15 * u
     return values.astype(np.float32).reshape(shape)
 
 
@@ -68,7 +76,8 @@ def mlx_model(config):
     # Gemma's model has a head until it sees that the file has none; the others drop a tied one.
     if config["model_type"] == "gemma3_text":
         model.sanitize({})
-    weights = {name: mx.array(rule_values(name, value.shape)) for name, value in tree_flatten(model.parameters())}
+    rule = lambda name, value: mx.array(rule_values(name, value.shape, norm_center(config)))
+    weights = {name: rule(name, value) for name, value in tree_flatten(model.parameters())}
     model.update(tree_unflatten(list(weights.items())))
     return model, weights
 
@@ -185,6 +194,7 @@ def make(name, config, storage, reference):
         "config": written,
         # Either the file, or the names and shapes of tensors that the rule gives.
         "weights": weights_file or {name: list(value.shape) for name, value in rule_weights.items()},
+        "norm_center": norm_center(config),
         "prompts": expected(ours if reference == MLX else theirs),
     }
     (FOLDER / f"{name}.json").write_text(json.dumps(case) + "\n")

@@ -20,6 +20,8 @@ pub struct Case {
     /// Null for GGUF files.
     pub config: Value,
     weights: Value,
+    /// What norm weights lie around.
+    norm_center: f64,
 }
 
 /// A model on disk, as long as this lives.
@@ -60,6 +62,7 @@ impl Case {
             config: case["config"].take(),
             prompts,
             weights: case["weights"].take(),
+            norm_center: case["norm_center"].as_f64().unwrap_or(1.0),
         }
     }
 
@@ -95,7 +98,7 @@ impl Case {
         tensors
             .map(|(name, shape)| {
                 let shape: Vec<usize> = serde_json::from_value(shape.clone()).unwrap();
-                let values = rule_values(name, shape.iter().product());
+                let values = rule_values(name, shape.iter().product(), self.norm_center);
                 (name.clone(), Stored::f32(shape, &values))
             })
             .collect()
@@ -134,7 +137,7 @@ impl Prompt {
 }
 
 /// The generator's `rule_values`.
-fn rule_values(name: &str, len: usize) -> Vec<f32> {
+fn rule_values(name: &str, len: usize, norm_center: f64) -> Vec<f32> {
     let seed = name.bytes().map(u64::from).sum::<u64>() * 97;
     let value = |i: u64| {
         let mut h = (i * 2_654_435_761 + seed) & 0xFFFF_FFFF;
@@ -142,7 +145,7 @@ fn rule_values(name: &str, len: usize) -> Vec<f32> {
         h = (h * 2_246_822_519) & 0xFFFF_FFFF;
         h ^= h >> 13;
         let u = h as f64 / 2f64.powi(31) - 1.0;
-        (if name.ends_with("norm.weight") { 1.0 + 0.1 * u } else { 0.3 * u }) as f32
+        (if name.ends_with("norm.weight") { norm_center + 0.1 * u } else { 0.15 * u }) as f32
     };
     (1..=len as u64).map(value).collect()
 }
