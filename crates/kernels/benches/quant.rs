@@ -2,7 +2,7 @@
 //! GFLOP/s. Each figure is the best of some interleaved rounds.
 //!
 //! ```text
-//! cargo bench -p lmx-kernels --bench quant -- [decode|prefill] [FORMAT] [scalar|avx2|avx512|amx] [THREADS] [MEGABYTES MB]
+//! cargo bench -p lmx-kernels --bench quant -- [decode|prefill] [FORMAT] [scalar|avx2|avx512|amx] [THREADS] [600MB] [x128]
 //! ```
 #![allow(clippy::unwrap_used, reason = "a bench")]
 
@@ -100,21 +100,22 @@ fn decode(exec: &Exec, name: &str, format: Format, megabytes: usize) {
     println!("decode {name:9} {bits:5.2} bit  read {:5.1}  rows 1 2 4 8 16: {line} GB/s", 1e-9 / reading);
 }
 
-fn prefill(exec: &Exec, name: &str, format: Format) {
-    for (rows, cols) in [(4096, 4096), (8192, 2048), (2048, 8192), (576, 1536)] {
+fn prefill(exec: &Exec, name: &str, format: Format, tokens: &[usize]) {
+    for (rows, cols) in [(4096, 4096), (2048, 2048), (2048, 8192), (8192, 2048), (576, 1536)] {
         let weight = pack(exec, rows, cols, format);
         let mut line = String::new();
-        for batch in [8, 16, 32, 128, 512] {
+        for &batch in tokens {
             let x: Vec<f32> = (0..batch * cols).map(|i| (i % 13) as f32 - 6.0).collect();
             let mut out = vec![0.0; batch * rows];
-            let best = (0..ROUNDS)
-                .map(|_| {
-                    seconds(|| matmul(exec, &x, batch, &mut [Product { weight: &weight, out: &mut out }]))
-                })
-                .fold(f64::MAX, f64::min);
+            let start = Instant::now();
+            let mut best = f64::MAX;
+            while start.elapsed().as_secs_f64() < 0.4 {
+                let mut products = [Product { weight: &weight, out: &mut out }];
+                best = best.min(seconds(|| matmul(exec, &x, batch, &mut products)));
+            }
             line += &format!(" {:5.0}", 2e-9 * (rows * cols * batch) as f64 / best);
         }
-        println!("prefill {name:9} {rows:5} x {cols:5}  tokens 8 16 32 128 512: {line} GFLOP/s");
+        println!("prefill {name:9} {rows:5} x {cols:5}  tokens {tokens:?}: {line} GFLOP/s");
     }
 }
 
@@ -126,6 +127,8 @@ fn main() {
     let threads: Vec<usize> = args.iter().filter_map(|a| a.parse().ok()).collect();
     // Larger than any cache, unless told.
     let megabytes = args.iter().find_map(|a| a.strip_suffix("MB")?.parse().ok()).unwrap_or(600);
+    let tokens: Vec<usize> = args.iter().filter_map(|a| a.strip_prefix('x')?.parse().ok()).collect();
+    let tokens = if tokens.is_empty() { vec![4, 8, 16, 32, 128, 512] } else { tokens };
     let named = formats().iter().any(|(name, _)| given(name));
     let both = !given("decode") && !given("prefill");
     for &threads in if threads.is_empty() { &[1, 2][..] } else { &threads } {
@@ -136,7 +139,7 @@ fn main() {
                 decode(&exec, name, format, megabytes);
             }
             if both || given("prefill") {
-                prefill(&exec, name, format);
+                prefill(&exec, name, format, &tokens);
             }
         }
     }

@@ -68,7 +68,9 @@ pub(super) unsafe fn matmul(weight: &QuantMatrix, input: &Activations, blocks: B
     let blocking = Blocking::of(input.rows());
     // Steps of the whole row and of a panel, bytes of a step and block in the panel.
     let (all, per_panel, step_bytes) = match layout.kind {
-        Kind::Plain => (weight.cols() / layout.step, PANEL_INPUTS / layout.step, plain::panel_step(layout)),
+        Kind::Plain => {
+            (weight.cols() / layout.step, PANEL_INPUTS / layout.step, plain::panel_step(layout.step))
+        }
         Kind::Super => (weight.units(), 1, super_blocks::PANEL_STEP),
     };
     SCRATCH.with_borrow_mut(|[panel, sums]| {
@@ -142,11 +144,14 @@ impl Pass<'_> {
     #[target_feature(enable = "avx512f")]
     #[inline]
     unsafe fn load_sums<const R: usize>(&self, index: usize) -> [__m512; R] {
-        if self.first {
-            return [_mm512_setzero_ps(); R];
+        let mut acc = [_mm512_setzero_ps(); R];
+        if !self.first {
+            for (row, acc) in acc.iter_mut().enumerate() {
+                // SAFETY: by the caller's word.
+                *acc = unsafe { _mm512_load_ps(self.sums.add((index * R + row) * LANES)) };
+            }
         }
-        // SAFETY: by the caller's word.
-        std::array::from_fn(|row| unsafe { _mm512_load_ps(self.sums.add((index * R + row) * LANES)) })
+        acc
     }
 
     /// Keeps the results of a block, or writes them out after the last panel.
@@ -159,10 +164,10 @@ impl Pass<'_> {
         for (row, acc) in acc.iter().enumerate() {
             // SAFETY: by the caller's word.
             unsafe {
-                let sums = self.sums.add((index * R + row) * LANES);
-                _mm512_store_ps(sums, *acc);
-                if self.last && row < self.tile.rows {
-                    self.out.store(self.tile.first + row, self.blocks.start + index, &*sums.cast());
+                if !self.last {
+                    _mm512_store_ps(self.sums.add((index * R + row) * LANES), *acc);
+                } else if row < self.tile.rows {
+                    super::avx512::store(self.out, self.tile.first + row, self.blocks.start + index, *acc);
                 }
             }
         }

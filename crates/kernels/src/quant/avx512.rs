@@ -341,8 +341,10 @@ unsafe fn plain<const CODE: u8, const STEP: usize, const M: usize>(
         }
         unit = unit.wrapping_add(layout.block);
     }
-    // SAFETY: the tile's rows, and a block of this thread.
-    unsafe { store(tile, block, out, &acc) };
+    for (row, acc) in acc.into_iter().enumerate().take(tile.rows) {
+        // SAFETY: a row of the tile, and a block of this thread.
+        unsafe { store(out, tile.first + row, block, acc) };
+    }
 }
 
 /// One block of outputs for a tile of M rows, a format with super-blocks.
@@ -407,8 +409,10 @@ unsafe fn super_blocks<const CODE: u8, const M: usize>(
             }
         }
     }
-    // SAFETY: the tile's rows, and a block of this thread.
-    unsafe { store(tile, block, out, &acc) };
+    for (row, acc) in acc.into_iter().enumerate().take(tile.rows) {
+        // SAFETY: a row of the tile, and a block of this thread.
+        unsafe { store(out, tile.first + row, block, acc) };
+    }
 }
 
 /// The float part of one super-block and row: `sums` are H, L and M of the definition, `d` is d and dmin.
@@ -427,17 +431,17 @@ pub(super) fn finish_super(
     if affine { _mm512_fnmadd_ps(_mm512_mul_ps(d[1], a), mins, acc) } else { acc }
 }
 
+/// [`Out::store`] of a vector.
+///
 /// # Safety
-/// As [`Out::store`], for the rows of the tile.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+/// As there.
+#[target_feature(enable = "avx512f")]
 #[inline]
-unsafe fn store<const M: usize>(tile: &Tile<'_>, block: usize, out: Out, acc: &[__m512; M]) {
-    for (row, acc) in acc.iter().take(tile.rows).enumerate() {
-        let mut values = [0.0; LANES];
-        // SAFETY: 16 floats; the rest by the caller's word.
-        unsafe {
-            _mm512_storeu_ps(values.as_mut_ptr(), *acc);
-            out.store(tile.first + row, block, &values);
-        }
+pub(super) unsafe fn store(out: Out, row: usize, block: usize, values: __m512) {
+    let count = LANES.min(out.width - block * LANES);
+    // SAFETY: the caller vouches for row and block; the mask ends at the row's end.
+    unsafe {
+        let to = out.start.add(row * out.width + block * LANES);
+        _mm512_mask_storeu_ps(to, ((1u32 << count) - 1) as __mmask16, values);
     }
 }

@@ -3,15 +3,15 @@
 use super::super::activations::{STRIDE, WORDS, Word};
 use super::super::avx512::{decode, fetch_ahead, scales};
 use super::super::code;
-use super::super::format::{CHUNK, LANES, Layout};
+use super::super::format::{CHUNK, LANES};
 use super::super::{Blocks, QuantMatrix};
 use super::{Pass, tile};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
 /// Bytes of one step of a block in the panel: the tile of v, 16 s and 16 c in f32.
-pub(super) fn panel_step(layout: &Layout) -> usize {
-    layout.step * LANES + 128
+pub(super) const fn panel_step(step: usize) -> usize {
+    step * LANES + 128
 }
 
 /// Fills the panel, [block][step].
@@ -20,61 +20,90 @@ pub(super) fn panel_step(layout: &Layout) -> usize {
 /// As [`super::matmul`]; `panel` has room, the steps begin with a unit.
 pub(super) unsafe fn expand(weight: &QuantMatrix, blocks: Blocks, steps: Range<usize>, panel: *mut u8) {
     let layout = weight.layout();
-    let expand = match code::of(layout) {
-        2 => expand_unit::<2>,
-        3 => expand_unit::<3>,
-        4 => expand_unit::<4>,
-        5 => expand_unit::<5>,
-        6 => expand_unit::<6>,
-        code::E2M1_32 => expand_unit::<{ code::E2M1_32 }>,
-        code::E2M1_16 => expand_unit::<{ code::E2M1_16 }>,
-        _ => expand_unit::<8>,
+    let expand = match (code::of(layout), layout.step) {
+        (2, 32) => expand_steps::<2, 32>,
+        (2, _) => expand_steps::<2, 64>,
+        (3, 32) => expand_steps::<3, 32>,
+        (3, _) => expand_steps::<3, 64>,
+        (4, 32) => expand_steps::<4, 32>,
+        (4, _) => expand_steps::<4, 64>,
+        (5, 32) => expand_steps::<5, 32>,
+        (5, _) => expand_steps::<5, 64>,
+        (6, 32) => expand_steps::<6, 32>,
+        (6, _) => expand_steps::<6, 64>,
+        (8, 32) => expand_steps::<8, 32>,
+        (8, _) => expand_steps::<8, 64>,
+        (code::E2M1_16, _) => expand_steps::<{ code::E2M1_16 }, 16>,
+        _ => expand_steps::<{ code::E2M1_32 }, 32>,
     };
-    let per_unit = layout.unit / layout.step;
-    let mut to = panel;
-    for block in blocks {
-        for first in steps.clone().step_by(per_unit) {
-            let count = per_unit.min(steps.end - first);
-            let packed = weight.unit(block, first / per_unit);
-            // SAFETY: the packed unit has these steps, the panel has room for them.
-            unsafe {
-                expand(layout, packed.as_ptr(), count, to);
-                to = to.add(count * panel_step(layout));
-            }
-        }
+    for (i, block) in blocks.enumerate() {
+        // SAFETY: by the caller's word.
+        unsafe { expand(weight, block, steps.clone(), panel.add(i * steps.len() * panel_step(layout.step))) };
     }
 }
 
 /// # Safety
-/// As [`expand`], for the first `steps` steps of one packed unit.
+/// As [`expand`], for one block; CODE and STEP are those of the layout.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn expand_unit<const CODE: u8>(layout: &Layout, packed: *const u8, steps: usize, to: *mut u8) {
+unsafe fn expand_steps<const CODE: u8, const STEP: usize>(
+    weight: &QuantMatrix,
+    block: usize,
+    steps: Range<usize>,
+    mut to: *mut u8,
+) {
+    let layout = weight.layout();
     let zero = _mm512_set1_epi8(layout.zero as i8);
     let middle = _mm512_set1_ps(layout.zero as f32);
-    let slot = panel_step(layout);
-    fetch_ahead(packed, layout.block);
-    // SAFETY: chunks and scales lie where the layout says; each step has a slot.
-    unsafe {
-        for chunk in 0..(steps * layout.step).div_ceil(CHUNK) {
-            let codes = decode::<CODE>(packed.add(chunk * const { 64 * code::bits(CODE) }));
-            for (quad, code) in codes.into_iter().enumerate() {
-                let input = chunk * CHUNK + 4 * quad;
-                if input < steps * layout.step {
-                    let row = to.add(input / layout.step * slot + input % layout.step * LANES);
-                    _mm512_store_si512(row.cast(), _mm512_sub_epi8(code, zero));
+    let steps_a_unit = layout.unit / STEP;
+    // Both steps of a group of 128 have the same scale.
+    let scale_bytes = if layout.group > STEP { 0 } else { LANES * layout.scale.bytes() };
+    let mut unit = weight.strip(block).wrapping_add(steps.start / steps_a_unit * layout.block);
+    for first in steps.clone().step_by(steps_a_unit) {
+        let (mut at, mut scale) = (unit, 0);
+        for step in first..steps.end.min(first + steps_a_unit) {
+            // SAFETY: the step lies in this unit of the block; everything is where the layout says; the panel has
+            // a slot for it.
+            unsafe {
+                let (s_at, b_at) = (unit.add(layout.scales_at + scale), unit.add(layout.biases_at + scale));
+                fetch_ahead(at, const { 2 * STEP * code::bits(CODE) });
+                fetch_ahead(s_at, 1);
+                fetch_ahead(b_at, 1);
+                if STEP < CHUNK {
+                    let codes = decode::<CODE>(at);
+                    let second = (step - first) % 2 == 1;
+                    store_codes(if second { &codes[4..] } else { &codes[..4] }, zero, to);
+                    at = at.add(if second { const { 64 * code::bits(CODE) } } else { 0 });
+                } else {
+                    for chunk in 0..STEP / CHUNK {
+                        store_codes(&decode::<CODE>(at), zero, to.add(chunk * CHUNK * LANES));
+                        at = at.add(const { 64 * code::bits(CODE) });
+                    }
                 }
+                let floats = to.add(STEP * LANES).cast::<f32>();
+                let s = scales::<CODE>(layout, s_at);
+                _mm512_store_ps(floats, s);
+                if layout.affine {
+                    let b = scales::<CODE>(layout, b_at);
+                    _mm512_store_ps(floats.add(LANES), _mm512_fmadd_ps(middle, s, b));
+                }
+                to = to.add(const { panel_step(STEP) });
+                scale += scale_bytes;
             }
         }
-        for step in 0..steps {
-            let at = step * layout.step / layout.group * LANES * layout.scale.bytes();
-            let floats = to.add(step * slot + layout.step * LANES).cast::<f32>();
-            let s = scales::<CODE>(layout, packed.add(layout.scales_at + at));
-            _mm512_store_ps(floats, s);
-            if layout.affine {
-                let b = scales::<CODE>(layout, packed.add(layout.biases_at + at));
-                _mm512_store_ps(floats.add(LANES), _mm512_fmadd_ps(middle, s, b));
-            }
-        }
+        unit = unit.wrapping_add(layout.block);
+    }
+}
+
+/// Writes v = code - zero as rows of a tile.
+///
+/// # Safety
+/// `to` has 64 bytes for each vector.
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+unsafe fn store_codes(codes: &[__m512i], zero: __m512i, to: *mut u8) {
+    for (row, code) in codes.iter().enumerate() {
+        // SAFETY: by the caller's word.
+        unsafe { _mm512_store_si512(to.add(row * 64).cast(), _mm512_sub_epi8(*code, zero)) };
     }
 }
 
@@ -99,103 +128,124 @@ pub(super) unsafe fn run(pass: &Pass<'_>) {
 
 /// Sums of two steps, each of high and low digits, [row][16].
 #[repr(align(64))]
-struct Ring([[[i32; 256]; 2]; 2]);
+struct Ring([[i32; 512]; 2]);
 
 /// A pipeline over the steps of all blocks: while the float part of one step runs, the sums of the next are stored
 /// and the products of the one after are issued, spread between the rows.
+///
+/// # Safety
+/// As [`run`]; R is the padded number of rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn kernel<const R: usize, const AFFINE: bool>(pass: &Pass<'_>) {
-    let mut ring = Ring([[[0; 256]; 2]; 2]);
+    let mut ring = Ring([[0; 512]; 2]);
     let [even, odd] = &mut ring.0;
-    let per_block = pass.steps.len();
-    let total = per_block * pass.blocks.len();
-    let slot = panel_step(pass.layout);
-    let at = |index: usize| Step::<R> {
-        digits: {
-            let input = (pass.steps.start + index % per_block) * pass.layout.step;
-            pass.tile.digits.as_ptr().wrapping_add(input / STRIDE * 2 * R * STRIDE + input % STRIDE)
-        },
-        weights: pass.panel.wrapping_add(index * slot),
-    };
-    // SAFETY: steps below `total` are in the panel and the tile, by the caller's word.
+    let (even, odd) = (even.as_mut_ptr(), odd.as_mut_ptr());
+    let step = pass.layout.step;
+    let slot = panel_step(step);
+    let mut ahead = Ahead::<R>::new(pass);
+    // SAFETY: all steps of the pipeline are in the panel and the tile, by the caller's word.
     unsafe {
-        if total > 0 {
-            at(0).multiply::<0, 1>();
-        }
-        if total > 1 {
-            at(1).multiply::<2, 3>();
-        }
-        tile::store::<0>(even[0].as_mut_ptr());
-        tile::store::<1>(even[1].as_mut_ptr());
-        let mut index = 0;
+        ahead.load_weights();
+        ahead.high::<0>();
+        ahead.low::<1>();
+        ahead.next(pass, slot);
+        ahead.load_weights();
+        ahead.high::<2>();
+        ahead.low::<3>();
+        ahead.next(pass, slot);
+        tile::store::<0>(even);
+        tile::store::<1>(even.add(256));
+        let mut scales = pass.panel.add(step * LANES).cast::<f32>();
+        let mut is_odd = false;
         for block in 0..pass.blocks.len() {
             let mut acc = pass.load_sums::<R>(block);
-            for step in pass.steps.clone() {
-                let float = Float {
-                    scales: pass.panel.add(index * slot + pass.layout.step * LANES).cast(),
-                    words: pass.tile.words.as_ptr().add(step * WORDS * R * 4).cast(),
-                };
-                let ahead = (index + 2 < total).then(|| at(index + 2));
-                if index % 2 == 0 {
-                    advance::<R, AFFINE, 0, 1, 2, 3>(ahead, even, odd, float, &mut acc);
+            let mut words = pass.tile.words.as_ptr().add(pass.steps.start * WORDS * R * 4).cast::<f32>();
+            for _ in pass.steps.clone() {
+                if is_odd {
+                    advance::<R, AFFINE, 2, 3, 0, 1>(ahead, odd, even, scales, words, &mut acc);
                 } else {
-                    advance::<R, AFFINE, 2, 3, 0, 1>(ahead, odd, even, float, &mut acc);
+                    advance::<R, AFFINE, 0, 1, 2, 3>(ahead, even, odd, scales, words, &mut acc);
                 }
-                index += 1;
+                ahead.next(pass, slot);
+                scales = scales.byte_add(slot);
+                words = words.add(WORDS * R);
+                is_odd = !is_odd;
             }
             pass.store_sums(block, &acc);
         }
     }
 }
 
-/// Where the operands of a step lie.
+/// Operands of the step whose products are to be issued next; past the last step its flag is false.
 #[derive(Clone, Copy)]
-struct Step<const R: usize> {
-    digits: *const u8,
+struct Ahead<const R: usize> {
+    more: bool,
+    input: usize,
+    end: usize,
+    blocks: usize,
     weights: *const u8,
+    digits: *const u8,
 }
 
-impl<const R: usize> Step<R> {
-    /// Both products of the step, into tiles H and L.
+impl<const R: usize> Ahead<R> {
     #[inline(always)]
-    unsafe fn multiply<const H: u8, const L: u8>(self) {
-        // SAFETY: by the caller's word.
-        unsafe {
-            tile::load::<6>(self.weights);
-            self.high::<H>();
-            self.low::<L>();
+    fn new(pass: &Pass<'_>) -> Self {
+        let [input, end] = [pass.steps.start, pass.steps.end].map(|step| step * pass.layout.step);
+        let blocks = pass.blocks.len();
+        let digits = pass.tile.digits.as_ptr();
+        Self { more: blocks > 0 && input < end, input, end, blocks, weights: pass.panel, digits }
+    }
+
+    #[inline(always)]
+    fn next(&mut self, pass: &Pass<'_>, slot: usize) {
+        self.weights = self.weights.wrapping_add(slot);
+        self.input += pass.layout.step;
+        if self.input == self.end {
+            self.input = pass.steps.start * pass.layout.step;
+            self.blocks -= usize::from(self.more);
+            self.more = self.blocks > 0;
         }
     }
 
+    #[inline(always)]
+    unsafe fn load_weights(self) {
+        if self.more {
+            // SAFETY: by the caller's word.
+            unsafe { tile::load::<6>(self.weights) };
+        }
+    }
+
+    /// The product of the high digits into tile H.
     #[inline(always)]
     unsafe fn high<const H: u8>(self) {
-        // SAFETY: by the caller's word.
-        unsafe {
-            tile::load::<4>(self.digits);
-            tile::zero::<H>();
-            tile::multiply::<H, 4, 6, true>();
+        if self.more {
+            let stride = self.input / STRIDE * 2 * R * STRIDE + self.input % STRIDE;
+            // SAFETY: by the caller's word.
+            unsafe {
+                tile::load::<4>(self.digits.add(stride));
+                tile::zero::<H>();
+                tile::multiply::<H, 4, 6, true>();
+            }
         }
     }
 
+    /// The product of the low digits into tile L.
     #[inline(always)]
     unsafe fn low<const L: u8>(self) {
-        // SAFETY: by the caller's word.
-        unsafe {
-            tile::load::<5>(self.digits.add(R * STRIDE));
-            tile::zero::<L>();
-            tile::multiply::<L, 5, 6, true>();
+        if self.more {
+            let stride = self.input / STRIDE * 2 * R * STRIDE + self.input % STRIDE;
+            // SAFETY: by the caller's word.
+            unsafe {
+                tile::load::<5>(self.digits.add(stride + R * STRIDE));
+                tile::zero::<L>();
+                tile::multiply::<L, 5, 6, true>();
+            }
         }
     }
 }
 
-/// What the float part of a step needs: s and c of the outputs, the words of the rows.
-#[derive(Clone, Copy)]
-struct Float {
-    scales: *const f32,
-    words: *const f32,
-}
-
-/// One step of the pipeline: products into tiles H and L, sums of tiles NH and NL to `next`, float part of `sums`.
+/// One step of the pipeline: products of the step ahead into tiles H and L, tiles NH and NL to `next`, the float
+/// part of `sums`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 #[inline]
 unsafe fn advance<
@@ -206,52 +256,50 @@ unsafe fn advance<
     const NH: u8,
     const NL: u8,
 >(
-    ahead: Option<Step<R>>,
-    sums: &[[i32; 256]; 2],
-    next: &mut [[i32; 256]; 2],
-    float: Float,
+    ahead: Ahead<R>,
+    sums: *const i32,
+    next: *mut i32,
+    scales: *const f32,
+    words: *const f32,
     acc: &mut [__m512; R],
 ) {
     // SAFETY: by the caller's word.
     unsafe {
-        if let Some(step) = ahead {
-            tile::load::<6>(step.weights);
-        }
-        rows::<R, AFFINE>(0..R / 4, sums, float, acc);
-        if let Some(step) = ahead {
-            step.high::<H>();
-        }
-        tile::store::<NH>(next[0].as_mut_ptr());
-        rows::<R, AFFINE>(R / 4..R / 2, sums, float, acc);
-        rows::<R, AFFINE>(R / 2..R * 3 / 4, sums, float, acc);
-        if let Some(step) = ahead {
-            step.low::<L>();
-        }
-        tile::store::<NL>(next[1].as_mut_ptr());
-        rows::<R, AFFINE>(R * 3 / 4..R, sums, float, acc);
+        ahead.load_weights();
+        rows::<R, 0, AFFINE>(sums, scales, words, acc);
+        ahead.high::<H>();
+        tile::store::<NH>(next);
+        rows::<R, 1, AFFINE>(sums, scales, words, acc);
+        rows::<R, 2, AFFINE>(sums, scales, words, acc);
+        ahead.low::<L>();
+        tile::store::<NL>(next.add(256));
+        rows::<R, 3, AFFINE>(sums, scales, words, acc);
     }
 }
 
-/// The float part of a step for some rows.
+/// The float part of a step for a quarter of the rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 #[inline]
-unsafe fn rows<const R: usize, const AFFINE: bool>(
-    rows: Range<usize>,
-    sums: &[[i32; 256]; 2],
-    float: Float,
+unsafe fn rows<const R: usize, const QUARTER: usize, const AFFINE: bool>(
+    sums: *const i32,
+    scales: *const f32,
+    words: *const f32,
     acc: &mut [__m512; R],
 ) {
     // SAFETY: by the caller's word.
     unsafe {
-        let s = _mm512_load_ps(float.scales);
-        let c = _mm512_load_ps(float.scales.add(LANES));
-        for row in rows {
-            let sum = |digit: usize| _mm512_load_si512(sums[digit].as_ptr().add(row * LANES).cast());
-            let sum = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(sum(0)), sum(1)));
-            let word = |word: Word| _mm512_set1_ps(*float.words.add(word as usize * R + row));
-            acc[row] = _mm512_fmadd_ps(_mm512_mul_ps(s, word(Word::Scale)), sum, acc[row]);
+        let s = _mm512_load_ps(scales);
+        let c = _mm512_load_ps(scales.add(LANES));
+        let quarter = const { R * QUARTER / 4..R * (QUARTER + 1) / 4 };
+        for (row, acc) in quarter.clone().zip(&mut acc[quarter]) {
+            let high = _mm512_load_si512(sums.add(row * LANES).cast());
+            let low = _mm512_load_si512(sums.add(256 + row * LANES).cast());
+            let sum = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high), low));
+            let a = _mm512_set1_ps(*words.add(Word::Scale as usize * R + row));
+            *acc = _mm512_fmadd_ps(_mm512_mul_ps(s, a), sum, *acc);
             if AFFINE {
-                acc[row] = _mm512_fmadd_ps(c, word(Word::Sum), acc[row]);
+                let a_sum = _mm512_set1_ps(*words.add(Word::Sum as usize * R + row));
+                *acc = _mm512_fmadd_ps(c, a_sum, *acc);
             }
         }
     }

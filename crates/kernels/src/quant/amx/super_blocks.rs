@@ -8,7 +8,6 @@ use super::super::format::{CHUNK, Kind, LANES, SUPER};
 use super::super::{Blocks, QuantMatrix};
 use super::{Pass, tile};
 use std::arch::x86_64::*;
-use std::ops::Range;
 
 /// Bytes of the two digits of sc·v, for each 64 inputs a tile of the upper and one of the lower.
 const TILES: usize = 2 * SUPER * LANES;
@@ -143,49 +142,52 @@ pub(super) unsafe fn run(pass: &Pass<'_>) {
 #[repr(align(64))]
 struct Sums([[i32; 256]; 4]);
 
+/// # Safety
+/// As [`run`]; R is the padded number of rows, MINS the number of groups with mins.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn kernel<const R: usize, const MINS: usize>(pass: &Pass<'_>) {
     let (mut sums, mut next) = (Sums([[0; 256]; 4]), Sums([[0; 256]; 4]));
+    let (mut sums, mut next) = (sums.0.as_mut_ptr().cast::<i32>(), next.0.as_mut_ptr().cast::<i32>());
     let first_input = pass.steps.start * SUPER;
     let digits = pass.tile.digits.as_ptr().wrapping_add(first_input / STRIDE * 2 * R * STRIDE);
     let step = first_input / pass.layout.step;
     let words = pass.tile.words.as_ptr().wrapping_add(step * WORDS * R * 4);
     let count = if pass.steps.is_empty() { 0 } else { pass.blocks.len() };
+    let mut weights = pass.panel;
     // SAFETY: the panel has these blocks, by the caller's word.
     unsafe {
         // The float part of a block runs between the products of the next.
         for block in 0..=count {
-            let before = (block > 0)
-                .then(|| Float::<R, MINS> { panel: pass.panel.add((block - 1) * PANEL_STEP + TILES), words });
-            let mut acc = match before {
-                Some(_) => pass.load_sums::<R>(block - 1),
-                None => [_mm512_setzero_ps(); R],
-            };
-            let weights = (block < count).then(|| pass.panel.add(block * PANEL_STEP));
-            if weights.is_some() {
+            let floats = weights.wrapping_sub(PANEL_STEP).wrapping_add(TILES);
+            let mut acc = if block > 0 { pass.load_sums::<R>(block - 1) } else { [_mm512_setzero_ps(); R] };
+            if block < count {
                 tile::zero::<0>();
                 tile::zero::<1>();
                 tile::zero::<2>();
                 tile::zero::<3>();
             }
             for quarter in 0..4 {
-                if let Some(weights) = weights {
+                if block < count {
                     multiply::<R, MINS>(digits.add(quarter * 2 * R * STRIDE), weights.add(quarter * 2048));
                 }
-                if let Some(float) = before {
-                    float.rows(R * quarter / 4..R * (quarter + 1) / 4, &sums, &mut acc);
+                if block > 0 {
+                    let quarter_rows = R * quarter / 4..R * (quarter + 1) / 4;
+                    for (row, acc) in quarter_rows.clone().zip(&mut acc[quarter_rows]) {
+                        *acc = float::<R, MINS>(floats, words, row, sums, *acc);
+                    }
                 }
             }
-            if weights.is_some() {
-                tile::store::<0>(next.0[0].as_mut_ptr());
-                tile::store::<1>(next.0[1].as_mut_ptr());
-                tile::store::<2>(next.0[2].as_mut_ptr());
-                tile::store::<3>(next.0[3].as_mut_ptr());
+            if block < count {
+                tile::store::<0>(next);
+                tile::store::<1>(next.add(256));
+                tile::store::<2>(next.add(512));
+                tile::store::<3>(next.add(768));
             }
-            if before.is_some() {
+            if block > 0 {
                 pass.store_sums(block - 1, &acc);
             }
             std::mem::swap(&mut sums, &mut next);
+            weights = weights.wrapping_add(PANEL_STEP);
         }
     }
 }
@@ -213,44 +215,34 @@ unsafe fn multiply<const R: usize, const MINS: usize>(digits: *const u8, weights
     }
 }
 
-/// What the float part of a super-block needs: the floats and mins of the panel, the words of its groups.
-#[derive(Clone, Copy)]
-struct Float<const R: usize, const MINS: usize> {
-    panel: *const u8,
+/// The float part of a super-block for one row: `floats` are d, dmin and m of the panel, `words` those of its groups.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+#[inline]
+unsafe fn float<const R: usize, const MINS: usize>(
+    floats: *const u8,
     words: *const u8,
-}
-
-impl<const R: usize, const MINS: usize> Float<R, MINS> {
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-    #[inline]
-    unsafe fn rows(self, rows: Range<usize>, sums: &Sums, acc: &mut [__m512; R]) {
-        // SAFETY: by the caller's word.
-        unsafe {
-            let word = |group: usize, word: Word, row: usize| {
-                let at = ((group * WORDS + word as usize) * R + row) * 4;
-                _mm512_set1_epi32(self.words.add(at).cast::<i32>().read_unaligned())
-            };
-            for row in rows {
-                let sum = |i: usize| _mm512_load_si512(sums.0[i].as_ptr().add(row * LANES).cast());
-                let join = |upper, lower| {
-                    let upper = if MINS > 0 {
-                        _mm512_slli_epi32::<{ shift(true) }>(upper)
-                    } else {
-                        _mm512_slli_epi32::<{ shift(false) }>(upper)
-                    };
-                    _mm512_add_epi32(upper, lower)
-                };
-                let mut mins = _mm512_setzero_si512();
-                for group in 0..MINS {
-                    let m = _mm512_load_si512(self.panel.add(128 + group * 64).cast());
-                    mins = _mm512_dpwssd_epi32(mins, m, word(group, Word::Sum, row));
-                }
-                let d = _mm512_load_ps(self.panel.cast());
-                let dmin = _mm512_load_ps(self.panel.add(64).cast());
-                let a = _mm512_castsi512_ps(word(0, Word::Scale, row));
-                let all = [join(sum(0), sum(2)), join(sum(1), sum(3)), mins];
-                acc[row] = finish_super(MINS > 0, [d, dmin], a, all, acc[row]);
-            }
+    row: usize,
+    sums: *const i32,
+    acc: __m512,
+) -> __m512 {
+    // SAFETY: by the caller's word.
+    unsafe {
+        let [uh, ul, lh, ll] =
+            [0, 1, 2, 3].map(|i| _mm512_load_si512(sums.add(i * 256 + row * LANES).cast()));
+        let (uh, ul) = if MINS > 0 {
+            (_mm512_slli_epi32::<{ shift(true) }>(uh), _mm512_slli_epi32::<{ shift(true) }>(ul))
+        } else {
+            (_mm512_slli_epi32::<{ shift(false) }>(uh), _mm512_slli_epi32::<{ shift(false) }>(ul))
+        };
+        let mut mins = _mm512_setzero_si512();
+        for group in 0..MINS {
+            let m = _mm512_load_si512(floats.add(128 + group * 64).cast());
+            let sum = words.add(((group * WORDS + Word::Sum as usize) * R + row) * 4).cast::<i32>();
+            mins = _mm512_dpwssd_epi32(mins, m, _mm512_set1_epi32(sum.read_unaligned()));
         }
+        let d = [_mm512_load_ps(floats.cast()), _mm512_load_ps(floats.add(64).cast())];
+        let a =
+            _mm512_set1_ps(words.add((Word::Scale as usize * R + row) * 4).cast::<f32>().read_unaligned());
+        finish_super(MINS > 0, d, a, [_mm512_add_epi32(uh, lh), _mm512_add_epi32(ul, ll), mins], acc)
     }
 }
