@@ -1,8 +1,19 @@
 //! Run large language models: load a checkpoint, generate, stream, batch.
+//!
+//! * [`load`] turns a folder, a GGUF file or a cached hub id into a [`Loaded`] model.
+//! * [`engine`] runs requests over it, many at once, each with its own options.
+//! * [`text`], [`sample`], [`cache`], [`models`], [`checkpoint`] are what those are made of.
+//!
+//! The examples folder has the ten lines that generate text, a batch, and a sampler of one's own.
 
 pub mod cache;
 pub mod checkpoint;
 pub mod engine;
+mod load;
 pub mod models;
 pub mod sample;
 pub mod text;
+
+pub use lmx_tensor::Device;
+pub use lmx_tensor::kernels::Isa;
+pub use load::{LoadError, LoadOptions, Loaded, load, load_with_progress};

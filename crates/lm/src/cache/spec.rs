@@ -14,6 +14,17 @@ pub enum Policy {
     },
 }
 
+impl Policy {
+    /// How many of a sequence's first blocks no query at position `len` or later sees.
+    #[must_use]
+    pub(super) fn unseen_blocks(self, len: usize) -> usize {
+        match self {
+            Policy::Full => 0,
+            Policy::Window { size } => (len + 1).saturating_sub(size) / super::BLOCK,
+        }
+    }
+}
+
 /// What one layer stores for each token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LayerKv {
@@ -83,10 +94,7 @@ impl KvSpec {
     /// Bytes that one sequence of `tokens` holds at rest, over all groups.
     #[must_use]
     pub fn bytes_at(&self, tokens: usize) -> usize {
-        let held = |g: &LayerGroup| match g.policy {
-            Policy::Full => tokens.div_ceil(super::BLOCK),
-            Policy::Window { size } => tokens.div_ceil(super::BLOCK).min(size.div_ceil(super::BLOCK) + 1),
-        };
+        let held = |g: &LayerGroup| tokens.div_ceil(super::BLOCK) - g.policy.unseen_blocks(tokens);
         self.groups.iter().map(|g| g.block_bytes() * held(g)).sum()
     }
 }

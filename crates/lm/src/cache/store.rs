@@ -3,7 +3,6 @@
 use super::block::{BLOCK, Block, BlockBudget};
 use super::spec::{KvSpec, Policy};
 use lmx_tensor::kernels::attention::write_kv;
-use std::ops::Range;
 use std::sync::Arc;
 
 /// Names a sequence of a [`KvStore`].
@@ -200,7 +199,7 @@ impl KvStore {
         let sequence = self.get_mut(id)?;
         sequence.len += tokens;
         for (table, policy) in sequence.tables.iter_mut().zip(policies) {
-            for slot in &mut table[dead_blocks(policy, sequence.len)] {
+            for slot in &mut table[..policy.unseen_blocks(sequence.len)] {
                 *slot = None;
             }
         }
@@ -246,14 +245,6 @@ impl KvStore {
                         .zip(&self.spec.groups)
                         .all(|(table, group)| shortest_reachable(table, group.policy, s.len) <= target))
         })
-    }
-}
-
-/// The blocks that no query at position `len` or later sees.
-fn dead_blocks(policy: Policy, len: usize) -> Range<usize> {
-    match policy {
-        Policy::Full => 0..0,
-        Policy::Window { size } => 0..(len + 1).saturating_sub(size) / BLOCK,
     }
 }
 
@@ -304,14 +295,14 @@ mod tests {
     fn trim_is_exact_or_names_the_nearest_position() {
         let mut store = KvStore::new(KvSpec::new(&[FULL, WINDOW], KvType::F32), usize::MAX);
         let id = store.add();
-        push(&mut store, id, 200);
+        push(&mut store, id, 190);
         store.trim(id, 10).unwrap();
-        assert_eq!(store.len(id), 190);
+        assert_eq!(store.len(id), 180);
         let error = store.trim(id, 100).unwrap_err();
-        let KvError::Unreachable { target: 90, reachable } = error else { panic!("{error}") };
+        let KvError::Unreachable { target: 80, reachable } = error else { panic!("{error}") };
         assert!(store.can_trim_to(id, reachable) && !store.can_trim_to(id, reachable - 1));
-        assert_eq!(store.len(id), 190, "a refused trim changes nothing");
-        store.trim(id, 190 - reachable).unwrap();
+        assert_eq!(store.len(id), 180, "a refused trim changes nothing");
+        store.trim(id, 180 - reachable).unwrap();
         push(&mut store, id, 5);
         store.trim(id, reachable + 5).unwrap();
         assert_eq!(store.len(id), 0);

@@ -1,1 +1,354 @@
-//! (being written)
+//! The engine: many requests over one model.
+//!
+//! A step is three verbs: *schedule* (which sequences advance by how many tokens), *run* (one forward pass over
+//! that ragged batch) and *deliver* (sample, match stops, emit, retire). There is no prefill phase and no decode
+//! phase: a sequence has tokens that it knows and tokens that the cache holds, and each step lets the second
+//! catch up with the first. A request's result does not depend on the others, nor on how its prompt was cut.
+
+mod active;
+mod event;
+mod generation;
+mod request;
+
+pub use event::{Event, FinishReason, Stats, Update};
+pub use generation::Generation;
+pub use request::{Request, RequestError};
+
+use crate::cache::{KvStore, SequenceId};
+use crate::models::{Model, StepInputs};
+use crate::text::{EosSet, Tokenizer};
+use active::Active;
+use lmx_tensor::Tensor;
+use lmx_tensor::kernels::attention::KvType;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Names a request of an [`Engine`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(u64);
+
+/// How an engine runs.
+#[derive(Clone, Copy, Debug)]
+pub struct EngineOptions {
+    /// Most prompt tokens that one step runs, over all sequences (at least 1).
+    pub prefill_step_size: usize,
+    /// Most sequences that advance together; later ones wait.
+    pub max_running: usize,
+    /// How keys and values are stored.
+    pub kv_type: KvType,
+    /// Most bytes of keys and values.
+    pub kv_memory: usize,
+    /// Finished sequences whose keys and values are kept, so that a prompt that begins like one of them
+    /// continues from there.
+    pub keep_finished: usize,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self {
+            prefill_step_size: 2048,
+            max_running: 32,
+            kv_type: KvType::F16,
+            kv_memory: usize::MAX,
+            keep_finished: 0,
+        }
+    }
+}
+
+/// Runs requests over one model.
+pub struct Engine {
+    model: Box<dyn Model>,
+    tokenizer: Arc<Tokenizer>,
+    eos: EosSet,
+    options: EngineOptions,
+    kv: KvStore,
+    waiting: VecDeque<Active>,
+    running: Vec<Active>,
+    /// Finished sequences, oldest first.
+    kept: VecDeque<Kept>,
+    next_id: u64,
+}
+
+#[derive(Debug)]
+struct Kept {
+    sequence: SequenceId,
+    tokens: Vec<u32>,
+    long_context: bool,
+}
+
+/// One sequence's place in a step.
+struct Planned {
+    /// Index into the running sequences.
+    index: usize,
+    /// Tokens that it advances by.
+    count: usize,
+    /// Row of the batch whose logits are sampled, if the sequence has caught up.
+    logits_row: Option<usize>,
+}
+
+impl Engine {
+    /// An engine over `model`.
+    #[must_use]
+    pub fn new(
+        model: Box<dyn Model>,
+        tokenizer: Arc<Tokenizer>,
+        eos: EosSet,
+        options: EngineOptions,
+    ) -> Self {
+        let spec = crate::models::kv_spec(&*model, options.kv_type);
+        let kv = KvStore::new(spec, options.kv_memory);
+        let (waiting, running, kept) = (VecDeque::new(), Vec::new(), VecDeque::new());
+        Self { model, tokenizer, eos, options, kv, waiting, running, kept, next_id: 0 }
+    }
+
+    /// The model.
+    #[must_use]
+    pub fn model(&self) -> &dyn Model {
+        &*self.model
+    }
+
+    /// The tokenizer.
+    #[must_use]
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.tokenizer
+    }
+
+    /// The keys and values of all sequences.
+    #[must_use]
+    pub fn kv(&self) -> &KvStore {
+        &self.kv
+    }
+
+    /// The tokens whose keys and values are kept from finished requests, oldest first.
+    pub fn kept_tokens(&self) -> impl Iterator<Item = &[u32]> {
+        self.kept.iter().map(|k| k.tokens.as_slice())
+    }
+
+    /// Forgets what finished requests left.
+    pub fn clear_kept(&mut self) {
+        for kept in self.kept.drain(..) {
+            self.kv.remove(kept.sequence);
+        }
+    }
+
+    /// Queues a request.
+    ///
+    /// # Errors
+    /// [`RequestError`] naming the field; the other requests are not touched.
+    pub fn submit(&mut self, request: Request) -> Result<RequestId, RequestError> {
+        let id = RequestId(self.next_id);
+        let sequence = self.kv.add();
+        match Active::new(id, request, sequence, &*self.model, &self.tokenizer) {
+            Ok(active) => {
+                self.next_id += 1;
+                self.waiting.push_back(active);
+                Ok(id)
+            }
+            Err(error) => {
+                self.kv.remove(sequence);
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends a request now; nothing more is heard of it. Unknown ids are ignored: the request may just have
+    /// finished.
+    pub fn cancel(&mut self, id: RequestId) {
+        if let Some(active) =
+            self.waiting.iter().position(|a| a.id == id).and_then(|i| self.waiting.remove(i))
+        {
+            self.kv.remove(active.sequence());
+        }
+        if let Some(index) = self.running.iter().position(|a| a.id == id) {
+            let active = self.running.remove(index);
+            self.retire(active);
+        }
+    }
+
+    /// What a request that has not ended cost so far.
+    #[must_use]
+    pub fn stats(&self, id: RequestId) -> Option<Stats> {
+        self.running.iter().chain(&self.waiting).find(|a| a.id == id).map(|a| a.stats.clone())
+    }
+
+    /// Whether no request is waiting or running.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.running.is_empty()
+    }
+
+    /// Runs one request alone and streams its events; dropping the stream cancels it.
+    ///
+    /// # Errors
+    /// [`RequestError`] naming the field.
+    pub fn generate(&mut self, request: Request) -> Result<Generation<'_>, RequestError> {
+        let id = self.submit(request)?;
+        Ok(Generation::new(self, id))
+    }
+
+    /// Advances every sequence that can advance. Returns what happened, in order, nothing if idle.
+    pub fn step(&mut self) -> Vec<(RequestId, Update)> {
+        let mut updates = Vec::new();
+        self.admit();
+        let (inputs, plan) = self.schedule(&mut updates);
+        if !plan.is_empty() {
+            self.run(&inputs, &plan, &mut updates);
+        }
+        self.retire_finished();
+        updates
+    }
+
+    /// Moves waiting requests into the batch, each starting from the longest prefix that is held.
+    fn admit(&mut self) {
+        while self.running.len() < self.options.max_running.max(1) {
+            let Some(mut active) = self.waiting.pop_front() else { return };
+            if let Some((sequence, cached)) = self.longest_kept_prefix(&active) {
+                self.kv.remove(active.sequence());
+                active.start(sequence, cached);
+            }
+            self.running.push(active);
+        }
+    }
+
+    /// Takes over the kept sequence that shares the most tokens with the prompt, cut to what they share.
+    fn longest_kept_prefix(&mut self, active: &Active) -> Option<(SequenceId, usize)> {
+        let shared = |kept: &Kept| {
+            let common = kept.tokens.iter().zip(active.prompt()).take_while(|(a, b)| a == b).count();
+            // The last prompt token is run again where its logits are needed.
+            let common = common.min(active.prompt().len() - usize::from(active.wants_logits()));
+            let usable =
+                kept.long_context == active.long_context && self.kv.can_trim_to(kept.sequence, common);
+            if usable { common } else { 0 }
+        };
+        let (index, common) = self.kept.iter().map(shared).enumerate().max_by_key(|&(_, common)| common)?;
+        if common == 0 {
+            return None;
+        }
+        let sequence = self.kept.remove(index)?.sequence;
+        let excess = self.kv.len(sequence) - common;
+        // It was checked that the cut is possible.
+        self.kv.trim(sequence, excess).ok().map(|()| (sequence, common))
+    }
+
+    /// Decides who advances by how many tokens, and reserves their room.
+    fn schedule(&mut self, updates: &mut Vec<(RequestId, Update)>) -> (StepInputs, Vec<Planned>) {
+        let mut inputs = StepInputs::default();
+        let mut plan = Vec::new();
+        let mut budget = self.options.prefill_step_size.max(1);
+        // Sequences that generate go first: a long prompt must not stall them.
+        let mut order: Vec<usize> = (0..self.running.len()).collect();
+        order.sort_by_key(|&i| !self.running[i].generating());
+        let running = self.running.len();
+        for index in order {
+            let active = &mut self.running[index];
+            let held = self.kv.len(active.sequence());
+            let pending = active.tokens.len() - held;
+            let count = if active.generating() { pending } else { pending.min(budget) };
+            if count == 0 {
+                // All that was asked for is held already.
+                updates.extend(
+                    active.advance(self.model.device().exec(), None, held, &self.eos).map(|u| (active.id, u)),
+                );
+                continue;
+            }
+            if let Err(error) = self.kv.reserve(active.sequence(), count) {
+                // Others that advance will free their blocks in time; alone, waiting would be for ever.
+                if plan.is_empty() && index + 1 == running {
+                    active.fail();
+                    updates.push((active.id, Update::Failed(RequestError::OutOfMemory(error))));
+                }
+                continue;
+            }
+            if !active.generating() {
+                budget -= count;
+            }
+            let tokens = &active.tokens[held..held + count];
+            inputs.push(active.sequence(), held, tokens, active.long_context);
+            let caught_up = count == pending && active.wants_logits();
+            plan.push(Planned { index, count, logits_row: caught_up.then(|| inputs.tokens.len() - 1) });
+        }
+        (inputs, plan)
+    }
+
+    /// One forward pass, then samples for the sequences that have caught up.
+    fn run(&mut self, inputs: &StepInputs, plan: &[Planned], updates: &mut Vec<(RequestId, Update)>) {
+        let rows: Vec<usize> = plan.iter().filter_map(|p| p.logits_row).collect();
+        let result = self.model.hidden(inputs, &mut self.kv).and_then(|hidden| {
+            if rows.is_empty() { Ok(None) } else { self.model.head(&hidden, &rows).map(Some) }
+        });
+        match result {
+            Ok(logits) => self.deliver(plan, logits, updates),
+            Err(error) => {
+                // The batch cannot be run at all: the error belongs to every row of it.
+                let error = Arc::new(error);
+                for planned in plan {
+                    let active = &mut self.running[planned.index];
+                    active.fail();
+                    let error = RequestError::Forward(Arc::clone(&error));
+                    updates.push((active.id, Update::Failed(error)));
+                }
+            }
+        }
+    }
+
+    fn deliver(&mut self, plan: &[Planned], logits: Option<Tensor>, updates: &mut Vec<(RequestId, Update)>) {
+        let mut logits = logits;
+        let width = logits.as_ref().map_or(1, Tensor::cols);
+        let mut rows = logits.as_mut().map_or(&mut [][..], Tensor::data_mut).chunks_exact_mut(width);
+        for planned in plan {
+            let active = &mut self.running[planned.index];
+            // The sequence is known and its blocks were reserved, so the commit cannot fail.
+            let committed = self.kv.commit(active.sequence(), planned.count);
+            debug_assert!(committed.is_ok(), "{committed:?}");
+            let held = self.kv.len(active.sequence());
+            if !active.generating() {
+                let (done, total) = (held.min(active.prompt().len()), active.prompt().len());
+                updates.push((active.id, Update::Prefill { done, total }));
+            }
+            let row = planned.logits_row.and_then(|_| rows.next());
+            if let Some(update) = active.advance(self.model.device().exec(), row, held, &self.eos) {
+                updates.push((active.id, update));
+            }
+        }
+    }
+
+    fn retire_finished(&mut self) {
+        let mut index = 0;
+        while index < self.running.len() {
+            if self.running[index].finished() {
+                let active = self.running.remove(index);
+                self.retire(active);
+            } else {
+                index += 1;
+            }
+        }
+    }
+
+    /// Frees a sequence, or keeps it for prompts that begin like it.
+    fn retire(&mut self, active: Active) {
+        let sequence = active.sequence();
+        if self.options.keep_finished == 0 || active.failed() {
+            self.kv.remove(sequence);
+            return;
+        }
+        let held = self.kv.len(sequence);
+        let mut tokens = active.tokens;
+        tokens.truncate(held);
+        self.kept.push_back(Kept { sequence, tokens, long_context: active.long_context });
+        while self.kept.len() > self.options.keep_finished {
+            if let Some(oldest) = self.kept.pop_front() {
+                self.kv.remove(oldest.sequence);
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine")
+            .field("options", &self.options)
+            .field("waiting", &self.waiting.len())
+            .field("running", &self.running.len())
+            .finish_non_exhaustive()
+    }
+}

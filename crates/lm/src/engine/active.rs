@@ -1,0 +1,258 @@
+//! A request that waits or runs: its tokens, its sampler, its text.
+
+use super::{Event, FinishReason, Request, RequestError, RequestId, Stats, Update};
+use crate::cache::SequenceId;
+use crate::models::Model;
+use crate::sample::{
+    BuiltinSampler, KeyStream, LogitsProcessor, ProcessorChain, Sampler, log_softmax, random_seed,
+    top_logprobs,
+};
+use crate::text::{Detokenizer, EosSet, StopMatcher, Tokenizer};
+use lmx_tensor::kernels::Exec;
+use std::time::Instant;
+
+pub(super) struct Active {
+    pub(super) id: RequestId,
+    /// The prompt, then what was generated.
+    pub(super) tokens: Vec<u32>,
+    /// Whether prompt and reply may exceed the model's original context; fixed at submission, so that no
+    /// result depends on when a token is run.
+    pub(super) long_context: bool,
+    pub(super) stats: Stats,
+    prompt_len: usize,
+    /// The length of `tokens` at which the reply is cut.
+    length_max: usize,
+    sampler: Box<dyn Sampler>,
+    keys: KeyStream,
+    processors: ProcessorChain,
+    /// Room for one row of log-probabilities.
+    logprobs: Vec<f32>,
+    top_logprobs: usize,
+    ignore_eos: bool,
+    text: TextOut,
+    sequence: SequenceId,
+    state: State,
+    submitted: Instant,
+    first_token: Option<Instant>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Running,
+    Finished,
+    Failed,
+}
+
+/// A drawn token.
+struct Draw {
+    token: u32,
+    logprob: f32,
+    /// The most likely tokens with their log-probabilities, descending.
+    top: Vec<(u32, f32)>,
+}
+
+/// From tokens to text that may be shown.
+struct TextOut {
+    detokenizer: Detokenizer,
+    stop: StopMatcher,
+}
+
+impl TextOut {
+    /// Text that the token releases, and whether a stop string ended the reply.
+    fn push(&mut self, token: u32) -> (String, bool) {
+        let piece = self.detokenizer.add(token);
+        self.feed(&piece)
+    }
+
+    /// What was held back, at the end of the reply; cut before a stop string that only now is complete.
+    fn finish(&mut self) -> (String, bool) {
+        let piece = self.detokenizer.finish();
+        let (mut text, stopped) = self.feed(&piece);
+        if !stopped {
+            text.push_str(&self.stop.finish());
+        }
+        (text, stopped)
+    }
+
+    fn feed(&mut self, piece: &str) -> (String, bool) {
+        let pushed = self.stop.push(piece);
+        (pushed.text, pushed.matched)
+    }
+}
+
+impl Active {
+    pub(super) fn new(
+        id: RequestId,
+        request: Request,
+        sequence: SequenceId,
+        model: &dyn Model,
+        tokenizer: &Tokenizer,
+    ) -> Result<Self, RequestError> {
+        let (prompt_len, vocab, context) = (request.tokens.len(), model.vocab(), model.context_length());
+        if prompt_len == 0 {
+            return Err(RequestError::EmptyPrompt);
+        }
+        if prompt_len > context {
+            return Err(RequestError::ContextExceeded { prompt: prompt_len, context });
+        }
+        if let Some(position) = request.tokens.iter().position(|&t| t as usize >= vocab) {
+            return Err(RequestError::Token { position, token: request.tokens[position], vocab });
+        }
+        if let Some(index) = request.stop.iter().position(String::is_empty) {
+            return Err(RequestError::EmptyStop(index));
+        }
+        request.sampling.validate(vocab)?;
+        request.processors.validate(vocab)?;
+        let mut processors = ProcessorChain::new(&request.processors);
+        for processor in request.logits_processors {
+            processors.push(processor);
+        }
+        // 32 bits, so that the seed can be typed and stands exactly in JSON.
+        let seed = request.seed.unwrap_or_else(|| random_seed() >> 32);
+        let splits = request.sampling.splits_per_token();
+        let asked = request.max_tokens.map_or(usize::MAX, |n| prompt_len.saturating_add(n));
+        // A reply may run until every position of the context is used: the last token needs none.
+        let length_max = asked.min(context + 1);
+        let long_context = model.original_context().is_some_and(|original| length_max > original);
+        let sampler = match request.sampler {
+            Some(sampler) => sampler,
+            None => Box::new(BuiltinSampler::new(request.sampling)),
+        };
+        Ok(Self {
+            id,
+            tokens: request.tokens,
+            long_context,
+            stats: Stats { prompt_tokens: prompt_len, seed, ..Stats::default() },
+            prompt_len,
+            length_max,
+            sampler,
+            keys: KeyStream::new(seed, splits),
+            processors,
+            logprobs: Vec::new(),
+            top_logprobs: request.top_logprobs.min(vocab),
+            ignore_eos: request.ignore_eos,
+            text: TextOut { detokenizer: tokenizer.detokenizer(), stop: StopMatcher::new(&request.stop) },
+            sequence,
+            state: State::Running,
+            submitted: Instant::now(),
+            first_token: None,
+        })
+    }
+
+    /// Begins running over `sequence`, which holds the first `cached` tokens of the prompt.
+    pub(super) fn start(&mut self, sequence: SequenceId, cached: usize) {
+        self.sequence = sequence;
+        self.stats.cached_tokens = cached;
+    }
+
+    /// Its cache.
+    pub(super) fn sequence(&self) -> SequenceId {
+        self.sequence
+    }
+
+    pub(super) fn prompt(&self) -> &[u32] {
+        &self.tokens[..self.prompt_len]
+    }
+
+    /// Whether the first token has been drawn.
+    pub(super) fn generating(&self) -> bool {
+        self.tokens.len() > self.prompt_len
+    }
+
+    /// Whether a token is to be drawn at all.
+    pub(super) fn wants_logits(&self) -> bool {
+        self.length_max > self.prompt_len
+    }
+
+    pub(super) fn finished(&self) -> bool {
+        self.state != State::Running
+    }
+
+    pub(super) fn failed(&self) -> bool {
+        self.state == State::Failed
+    }
+
+    pub(super) fn fail(&mut self) {
+        self.state = State::Failed;
+    }
+
+    /// Goes on after a step in which the cache came to hold `held` tokens: draws a token from `logits` if the
+    /// sequence has caught up.
+    pub(super) fn advance(
+        &mut self,
+        exec: &Exec,
+        logits: Option<&mut [f32]>,
+        held: usize,
+        eos: &EosSet,
+    ) -> Option<Update> {
+        let Some(logits) = logits else {
+            let done = !self.wants_logits() && held == self.tokens.len();
+            return done.then(|| {
+                self.state = State::Finished;
+                Update::Token(Event {
+                    token: None,
+                    text: String::new(),
+                    logprob: 0.0,
+                    top: Vec::new(),
+                    from_draft: false,
+                    finish: Some(FinishReason::Length),
+                    stats: self.stats.clone(),
+                })
+            });
+        };
+        match self.draw(exec, logits) {
+            Ok(draw) => Some(Update::Token(self.emit(draw, eos))),
+            Err(error) => {
+                self.fail();
+                Some(Update::Failed(error))
+            }
+        }
+    }
+
+    /// Processors, then normalization, then the sampler with the key of this position.
+    fn draw(&mut self, exec: &Exec, logits: &mut [f32]) -> Result<Draw, RequestError> {
+        self.processors.process(&self.tokens, logits)?;
+        self.logprobs.resize(logits.len(), 0.0);
+        log_softmax(exec, logits, &mut self.logprobs)?;
+        let key = self.keys.key(self.tokens.len() - self.prompt_len);
+        let token = self.sampler.sample(&self.logprobs, key);
+        let logprob = self.logprobs.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
+        self.processors.accept(token);
+        Ok(Draw { token, logprob, top: top_logprobs(&self.logprobs, self.top_logprobs) })
+    }
+
+    fn emit(&mut self, draw: Draw, eos: &EosSet) -> Event {
+        let Draw { token, logprob, top } = draw;
+        self.tokens.push(token);
+        self.count_token();
+        let (text, finish) = if eos.contains(token) && !self.ignore_eos {
+            (self.text.finish().0, Some(FinishReason::Stop))
+        } else {
+            let (mut text, mut stopped) = self.text.push(token);
+            let full = self.tokens.len() >= self.length_max;
+            if full && !stopped {
+                let (rest, stopped_late) = self.text.finish();
+                text.push_str(&rest);
+                stopped = stopped_late;
+            }
+            let length = full.then_some(FinishReason::Length);
+            (text, if stopped { Some(FinishReason::Stop) } else { length })
+        };
+        if finish.is_some() {
+            self.state = State::Finished;
+        }
+        let stats = self.stats.clone();
+        Event { token: Some(token), text, logprob, top, from_draft: false, finish, stats }
+    }
+
+    fn count_token(&mut self) {
+        self.stats.generation_tokens += 1;
+        match self.first_token {
+            None => {
+                self.stats.first_token_seconds = self.submitted.elapsed().as_secs_f64();
+                self.first_token = Some(Instant::now());
+            }
+            Some(first) => self.stats.generation_seconds = first.elapsed().as_secs_f64(),
+        }
+    }
+}

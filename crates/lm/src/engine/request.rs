@@ -1,0 +1,88 @@
+//! What goes into the engine.
+
+use crate::sample::{LogitsProcessor, ParamError, ProcessorParams, SampleError, Sampler, SamplingParams};
+
+/// One request: tokens and how to continue them.
+#[derive(Default)]
+pub struct Request {
+    /// The prompt.
+    pub tokens: Vec<u32>,
+    /// Most tokens to generate; `None` means until the context is full, 0 means to run the prompt only.
+    pub max_tokens: Option<usize>,
+    /// Temperature and filters of the built-in sampler.
+    pub sampling: SamplingParams,
+    /// Penalties and biases.
+    pub processors: ProcessorParams,
+    /// Texts that end the reply; they are not part of it.
+    pub stop: Vec<String>,
+    /// Where the draws come from; `None` picks one, which [`super::Stats`] reports.
+    pub seed: Option<u64>,
+    /// How many of the most likely tokens each event lists.
+    pub top_logprobs: usize,
+    /// Generate past end-of-sequence tokens.
+    pub ignore_eos: bool,
+    /// The caller's own sampler, in place of the built-in one.
+    pub sampler: Option<Box<dyn Sampler>>,
+    /// The caller's own processors, run after the built-in ones.
+    pub logits_processors: Vec<Box<dyn LogitsProcessor>>,
+}
+
+impl Request {
+    /// A greedy request of at most `max_tokens` tokens.
+    #[must_use]
+    pub fn new(tokens: Vec<u32>, max_tokens: usize) -> Self {
+        Self { tokens, max_tokens: Some(max_tokens), ..Self::default() }
+    }
+}
+
+impl std::fmt::Debug for Request {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Request")
+            .field("tokens", &self.tokens.len())
+            .field("max_tokens", &self.max_tokens)
+            .field("sampling", &self.sampling)
+            .field("seed", &self.seed)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a request was refused, or ended with an error.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    /// Nothing to continue.
+    #[error("the prompt is empty: it must hold at least one token")]
+    EmptyPrompt,
+    /// More tokens than the model was made for.
+    #[error("the prompt has {prompt} tokens, more than the model's context of {context}")]
+    ContextExceeded {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// The model's context length.
+        context: usize,
+    },
+    /// A token that the model does not know.
+    #[error("prompt token {position} is id {token}, outside the vocabulary of {vocab}")]
+    Token {
+        /// Index in the prompt.
+        position: usize,
+        /// The id.
+        token: u32,
+        /// The number of ids.
+        vocab: usize,
+    },
+    /// An empty stop string would match at once.
+    #[error("stop string {0} is empty")]
+    EmptyStop(usize),
+    /// A sampling or processor parameter is out of range.
+    #[error(transparent)]
+    Parameter(#[from] ParamError),
+    /// The logits cannot be sampled.
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+    /// The KV budget cannot hold the request even alone.
+    #[error("the request does not fit into memory: {0}")]
+    OutOfMemory(crate::cache::KvError),
+    /// The forward pass of the batch that the request was in failed.
+    #[error("the forward pass failed: {0}")]
+    Forward(std::sync::Arc<crate::models::ForwardError>),
+}

@@ -1,0 +1,148 @@
+//! Promise 2: what a sequence gets does not depend, by one bit, on the batch, the chunks, the threads, or on rewinds
+//! and forks of its cache. Random schedules of tiny models of every family, against each sequence run alone, one
+//! token at a time, on one thread.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod golden_cases;
+
+use golden_cases::Case;
+use lmx::cache::{KvStore, SequenceId};
+use lmx::checkpoint::{Checkpoint, OpenOptions};
+use lmx::models::{Decoder, Model, StepInputs, kv_spec};
+use lmx::{Device, Isa};
+use lmx_tensor::kernels::attention::KvType;
+use proptest::prelude::*;
+
+const SEQUENCES: usize = 3;
+
+fn load(case: &str, isa: Isa, threads: usize) -> Decoder {
+    let disk = Case::read(case).on_disk();
+    let checkpoint = Checkpoint::open(&disk.path, &OpenOptions::default()).unwrap();
+    let config = checkpoint.describe().unwrap();
+    Decoder::load(&checkpoint, config, &Device::cpu(isa, threads), &mut |_, _| {}).unwrap()
+}
+
+/// Runs the rows of one step and returns the logits of each, by row.
+fn run(model: &Decoder, kv: &mut KvStore, parts: &[(SequenceId, &[u32])]) -> Vec<Vec<u32>> {
+    let mut step = StepInputs::default();
+    for &(id, tokens) in parts {
+        step.push(id, kv.len(id), tokens, false);
+        kv.reserve(id, tokens.len()).unwrap();
+    }
+    let hidden = model.hidden(&step, kv).unwrap();
+    for &(id, tokens) in parts {
+        kv.commit(id, tokens.len()).unwrap();
+    }
+    let rows: Vec<usize> = (0..step.tokens.len()).collect();
+    let logits = model.head(&hidden, &rows).unwrap();
+    logits.data().chunks_exact(logits.cols()).map(|row| row.iter().map(|v| v.to_bits()).collect()).collect()
+}
+
+/// The logits of each position of a sequence that runs alone, one token at a time.
+fn alone(model: &Decoder, ty: KvType, tokens: &[u32]) -> Vec<Vec<u32>> {
+    let mut kv = KvStore::new(kv_spec(model, ty), usize::MAX);
+    let id = kv.add();
+    tokens.iter().flat_map(|&token| run(model, &mut kv, &[(id, &[token])])).collect()
+}
+
+/// What a schedule does next, to which sequence.
+#[derive(Clone, Debug)]
+enum Move {
+    /// Advance every sequence whose count is not 0, together, by that many tokens.
+    Step([usize; SEQUENCES]),
+    /// Take back up to this many tokens.
+    Trim(usize, usize),
+    /// Go on with a fork, and let the original run ahead into nothing.
+    Fork(usize),
+}
+
+fn moves() -> impl Strategy<Value = Vec<Move>> {
+    let one = prop_oneof![
+        6 => prop::array::uniform3(0..40usize).prop_map(Move::Step),
+        2 => prop::array::uniform3(0..2usize).prop_map(Move::Step),
+        2 => (0..SEQUENCES, 0..30usize).prop_map(|(s, n)| Move::Trim(s, n)),
+        1 => (0..SEQUENCES).prop_map(Move::Fork),
+    ];
+    prop::collection::vec(one, 1..14)
+}
+
+fn check(case: &str, ty: KvType, lengths: [usize; SEQUENCES], schedule: &[Move], isa: Isa) {
+    let (reference, model) = (load(case, Isa::best(), 1), load(case, isa, 2));
+    let vocab = model.vocab();
+    let tokens: Vec<Vec<u32>> = (0..SEQUENCES)
+        .map(|s| (0..lengths[s]).map(|i| ((i * i * 7 + i * 3 + s * 11 + 1) % vocab) as u32).collect())
+        .collect();
+    let expected: Vec<_> = tokens.iter().map(|t| alone(&reference, ty, t)).collect();
+    let mut kv = KvStore::new(kv_spec(&model, ty), usize::MAX);
+    let mut ids: Vec<SequenceId> = (0..SEQUENCES).map(|_| kv.add()).collect();
+    // What is left over after the schedule runs to the end.
+    let rest = [Move::Step([usize::MAX; SEQUENCES])];
+    for step in schedule.iter().chain(&rest) {
+        match *step {
+            Move::Step(counts) => {
+                let parts: Vec<(usize, &[u32])> = (0..SEQUENCES)
+                    .map(|s| {
+                        let held = kv.len(ids[s]);
+                        (s, &tokens[s][held..held.saturating_add(counts[s]).min(lengths[s])])
+                    })
+                    .filter(|(_, tokens)| !tokens.is_empty())
+                    .collect();
+                let starts: Vec<usize> = parts.iter().map(|&(s, _)| kv.len(ids[s])).collect();
+                let batch: Vec<_> = parts.iter().map(|&(s, tokens)| (ids[s], tokens)).collect();
+                let mut rows = run(&model, &mut kv, &batch).into_iter();
+                for (&(s, part), start) in parts.iter().zip(starts) {
+                    for position in start..start + part.len() {
+                        assert_eq!(
+                            rows.next().unwrap(),
+                            expected[s][position],
+                            "{case}: sequence {s}, position {position}, {schedule:?}"
+                        );
+                    }
+                }
+            }
+            Move::Trim(s, n) => {
+                let n = n.min(kv.len(ids[s]));
+                if kv.can_trim_to(ids[s], kv.len(ids[s]) - n) {
+                    kv.trim(ids[s], n).unwrap();
+                } else {
+                    assert!(kv.trim(ids[s], n).is_err());
+                }
+            }
+            Move::Fork(s) => {
+                let fork = kv.fork(ids[s]).unwrap();
+                run(&model, &mut kv, &[(ids[s], &[1, 2, 3])]);
+                kv.remove(ids[s]);
+                ids[s] = fork;
+            }
+        }
+    }
+}
+
+/// One case per arithmetic: dense and quantized weights, full and windowed attention, soft caps, GGUF.
+const CASES: [&str; 7] =
+    ["llama-f32", "llama-q4", "gemma2-q8", "gemma3-f32", "gemma3-q4", "phi3-q4", "gguf-llama-k-quants"];
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 6, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_schedules_change_no_bit(
+        lengths in prop::array::uniform3(1..90usize),
+        schedule in moves(),
+        ty in prop_oneof![Just(KvType::F32), Just(KvType::F16), Just(KvType::Bf16)],
+    ) {
+        for case in CASES {
+            check(case, ty, lengths, &schedule, Isa::best());
+        }
+    }
+}
+
+#[test]
+fn every_instruction_set_gives_the_same_bits() {
+    let schedule = [Move::Step([33, 1, 20]), Move::Trim(0, 5), Move::Step([1, 1, 1]), Move::Fork(2)];
+    for isa in Isa::all() {
+        for case in CASES {
+            check(case, KvType::F16, [70, 5, 41], &schedule, isa);
+        }
+    }
+}
