@@ -1,0 +1,253 @@
+//! The engine on a tiny random model: each request gets what it would get alone, and fails alone.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed unwrap is a failed test")]
+
+mod golden_cases;
+
+use golden_cases::Case;
+use lmx::checkpoint::{Checkpoint, OpenOptions};
+use lmx::engine::{Engine, EngineOptions, Event, FinishReason, Request, RequestError, RequestId, Update};
+use lmx::models::{Decoder, Model};
+use lmx::sample::{ProcessorParams, SampleError, SamplingParams};
+use lmx::text::{EosSet, EosSource, Tokenizer};
+use lmx::{Device, Isa};
+use lmx_tensor::kernels::attention::KvType;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+fn engine(case: &str, options: EngineOptions) -> Engine {
+    engine_ending_at(case, options, EosSet::default())
+}
+
+fn engine_ending_at(case: &str, options: EngineOptions, eos: EosSet) -> Engine {
+    let disk = Case::read(case).on_disk();
+    let checkpoint = Checkpoint::open(&disk.path, &OpenOptions::default()).unwrap();
+    let device = Device::cpu(Isa::best(), 2);
+    let model = Decoder::load(&checkpoint, checkpoint.describe().unwrap(), &device, &mut |_, _| {}).unwrap();
+    // Any tokenizer will do: the model's text means nothing.
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/text/byte_level");
+    let tokenizer = Tokenizer::from_folder(&folder).unwrap();
+    let options = EngineOptions { kv_type: KvType::F32, ..options };
+    Engine::new(Box::new(model), Arc::new(tokenizer), eos, options)
+}
+
+fn tokens(n: usize, salt: usize) -> Vec<u32> {
+    (0..n).map(|i| ((i * i * 5 + i + salt * 13) % 37) as u32).collect()
+}
+
+/// Requests whose prompts and options all differ.
+fn mixed(index: usize) -> Request {
+    let sampling = SamplingParams {
+        temperature: [0.0, 0.7, 1.0, 1.5][index % 4],
+        top_p: if index.is_multiple_of(3) { 0.9 } else { 1.0 },
+        top_k: [0, 5, 20][index % 3],
+        ..SamplingParams::default()
+    };
+    let mut processors = ProcessorParams::default();
+    if index.is_multiple_of(2) {
+        processors.repetition_penalty = 1.3;
+    }
+    Request {
+        sampling,
+        processors,
+        seed: Some(index as u64),
+        top_logprobs: 2,
+        ..Request::new(tokens(1 + 17 * index, index), 5 + 3 * index)
+    }
+}
+
+fn drain(engine: &mut Engine, seen: &mut BTreeMap<RequestId, Vec<Event>>) -> Vec<(RequestId, RequestError)> {
+    let mut failed = Vec::new();
+    while !engine.is_idle() {
+        for (id, update) in engine.step() {
+            match update {
+                Update::Token(event) => seen.entry(id).or_default().push(event),
+                Update::Failed(error) => failed.push((id, error)),
+                Update::Prefill { done, total } => assert!(done <= total),
+            }
+        }
+    }
+    failed
+}
+
+/// What must not depend on the company: tokens, text, log-probabilities, ends.
+fn essence(events: &[Event]) -> Vec<(Option<u32>, String, u32, Vec<u32>, Option<FinishReason>)> {
+    let top = |e: &Event| e.top.iter().map(|&(id, _)| id).collect();
+    events.iter().map(|e| (e.token, e.text.clone(), e.logprob.to_bits(), top(e), e.finish)).collect()
+}
+
+#[test]
+fn eight_at_once_get_what_each_gets_alone() {
+    for case in ["llama-f32", "gemma3-q4"] {
+        let mut alone = engine(case, EngineOptions::default());
+        let solo: Vec<Vec<Event>> =
+            (0..8).map(|i| alone.generate(mixed(i)).unwrap().map(Result::unwrap).collect()).collect();
+        for (prefill_step_size, max_running) in [(1, 8), (7, 3), (2048, 8)] {
+            let options = EngineOptions { prefill_step_size, max_running, ..EngineOptions::default() };
+            let mut together = engine(case, options);
+            let ids: Vec<RequestId> = (0..8).map(|i| together.submit(mixed(i)).unwrap()).collect();
+            let mut seen = BTreeMap::new();
+            assert!(drain(&mut together, &mut seen).is_empty());
+            for (id, solo) in ids.iter().zip(&solo) {
+                assert_eq!(essence(&seen[id]), essence(solo), "{case}, chunks of {prefill_step_size}");
+            }
+            assert!(together.kv().is_empty(), "every sequence was freed");
+            assert_eq!(together.kv().budget().used(), 0);
+        }
+    }
+}
+
+#[test]
+fn late_requests_join_and_cancelled_ones_leave_without_a_trace() {
+    let mut engine = engine("llama-f32", EngineOptions { prefill_step_size: 8, ..EngineOptions::default() });
+    let solo: Vec<Event> = engine.generate(mixed(2)).unwrap().map(Result::unwrap).collect();
+    let doomed = engine.submit(mixed(7)).unwrap();
+    let waiting = engine.submit(mixed(6)).unwrap();
+    for _ in 0..4 {
+        engine.step();
+    }
+    let late = engine.submit(mixed(2)).unwrap();
+    engine.step();
+    engine.cancel(doomed);
+    engine.cancel(waiting);
+    let mut seen = BTreeMap::new();
+    assert!(drain(&mut engine, &mut seen).is_empty());
+    // Some of its events may have come before the cancellation.
+    let all = essence(&solo);
+    assert!(all.ends_with(&essence(&seen[&late])) && seen.len() == 1);
+    assert_eq!(engine.kv().budget().used(), 0);
+}
+
+#[test]
+fn a_kept_sequence_is_continued_from_the_common_prefix() {
+    let mut engine = engine("llama-f32", EngineOptions { keep_finished: 1, ..EngineOptions::default() });
+    let prompt = tokens(50, 1);
+    let prefill = engine.generate(Request::new(prompt.clone(), 0)).unwrap().last().unwrap().unwrap();
+    assert_eq!((prefill.token, prefill.finish), (None, Some(FinishReason::Length)));
+    assert_eq!(engine.kept_tokens().collect::<Vec<_>>(), [&prompt[..]]);
+
+    let mut longer = prompt.clone();
+    longer.extend(tokens(9, 2));
+    let warm: Vec<Event> =
+        engine.generate(Request::new(longer.clone(), 6)).unwrap().map(Result::unwrap).collect();
+    assert_eq!(warm.last().unwrap().stats.cached_tokens, 50);
+    engine.clear_kept();
+    let cold: Vec<Event> = engine.generate(Request::new(longer, 6)).unwrap().map(Result::unwrap).collect();
+    assert_eq!(cold.last().unwrap().stats.cached_tokens, 0);
+    assert_eq!(essence(&warm), essence(&cold));
+
+    // The same prompt again: all but the last token, whose logits are needed, is held.
+    let again = engine.generate(Request::new(prompt[..40].to_vec(), 1)).unwrap().last().unwrap().unwrap();
+    assert_eq!(again.stats.cached_tokens, 39);
+    // Nothing at all is to be run here.
+    let held = engine.generate(Request::new(prompt[..30].to_vec(), 0)).unwrap().last().unwrap().unwrap();
+    assert_eq!(held.stats.cached_tokens, 30);
+}
+
+#[test]
+fn bad_requests_are_refused_by_name_and_touch_nobody() {
+    let mut engine = engine("llama-f32", EngineOptions::default());
+    let (vocab, context) = (engine.model().vocab(), engine.model().context_length());
+    let good = engine.submit(mixed(3)).unwrap();
+    let bad = [
+        (Request::new(vec![], 1), "prompt is empty"),
+        (Request::new(vec![0; context + 1], 1), "context"),
+        (Request::new(vec![1, vocab as u32], 1), "token 1 is id"),
+        (Request { stop: vec!["a".into(), String::new()], ..Request::new(vec![1], 1) }, "stop string 1"),
+        (
+            Request {
+                sampling: SamplingParams { top_p: 1.5, ..SamplingParams::default() },
+                ..Request::new(vec![1], 1)
+            },
+            "top_p",
+        ),
+    ];
+    for (request, says) in bad {
+        let error = engine.submit(request).unwrap_err().to_string();
+        assert!(error.contains(says), "{error}");
+    }
+    let mut seen = BTreeMap::new();
+    assert!(drain(&mut engine, &mut seen).is_empty());
+    assert_eq!(seen[&good].len(), 14);
+}
+
+#[test]
+fn a_request_that_fails_ends_alone() {
+    let mut engine = engine("llama-f32", EngineOptions::default());
+    let solo: Vec<Event> = engine.generate(mixed(4)).unwrap().map(Result::unwrap).collect();
+    let poison = |history: &[u32], logits: &mut [f32]| -> Result<(), SampleError> {
+        if history.len() > 5 {
+            logits.fill(f32::NAN);
+        }
+        Ok(())
+    };
+    let poisoned = Request { logits_processors: vec![Box::new(poison)], ..Request::new(tokens(4, 3), 20) };
+    let (poisoned, good) = (engine.submit(poisoned).unwrap(), engine.submit(mixed(4)).unwrap());
+    let mut seen = BTreeMap::new();
+    let failed = drain(&mut engine, &mut seen);
+    let [(id, RequestError::Sample(SampleError::NotANumber { .. }))] = &failed[..] else {
+        panic!("{failed:?}")
+    };
+    assert_eq!(*id, poisoned);
+    assert_eq!(seen[&poisoned].len(), 2);
+    assert_eq!(essence(&seen[&good]), essence(&solo));
+}
+
+#[test]
+fn a_request_that_cannot_fit_fails_and_smaller_ones_finish() {
+    let block = engine("llama-f32", EngineOptions::default()).kv().spec().groups[0].block_bytes();
+    let options = EngineOptions { kv_memory: 3 * block, ..EngineOptions::default() };
+    let mut engine = engine("llama-f32", options);
+    let small: Vec<RequestId> =
+        (0..3).map(|i| engine.submit(Request::new(tokens(20, i), 5)).unwrap()).collect();
+    let large = engine.submit(Request::new(tokens(120, 9), 5)).unwrap();
+    let mut seen = BTreeMap::new();
+    let failed = drain(&mut engine, &mut seen);
+    let [(id, RequestError::OutOfMemory(_))] = &failed[..] else { panic!("{failed:?}") };
+    assert_eq!(*id, large);
+    assert!(small.iter().all(|id| seen[id].len() == 5));
+    assert_eq!(engine.kv().budget().used(), 0);
+}
+
+#[test]
+fn replies_end_at_eos_stop_strings_and_limits() {
+    let mut engine = engine("llama-f32", EngineOptions::default());
+    let prompt = tokens(10, 5);
+    let free: Vec<Event> =
+        engine.generate(Request::new(prompt.clone(), 12)).unwrap().map(Result::unwrap).collect();
+    let text: String = free.iter().map(|e| e.text.as_str()).collect();
+    assert_eq!(free.last().unwrap().finish, Some(FinishReason::Length));
+    assert_eq!(free.last().unwrap().stats.generation_tokens, 12);
+
+    // A stop string taken out of the middle of the reply, across tokens.
+    let middle: String = text.chars().skip(2).take(3).collect();
+    let request = Request { stop: vec![middle.clone()], ..Request::new(prompt.clone(), 12) };
+    let stopped: Vec<Event> = engine.generate(request).unwrap().map(Result::unwrap).collect();
+    let cut: String = stopped.iter().map(|e| e.text.as_str()).collect();
+    assert_eq!(cut, text[..text.find(&middle).unwrap()]);
+    assert_eq!(stopped.last().unwrap().finish, Some(FinishReason::Stop));
+
+    // The context is full: every position is used, and the last token needs none.
+    let context = engine.model().context_length();
+    let request = Request { max_tokens: None, ..Request::new(tokens(context - 3, 1), 0) };
+    let full = engine.generate(request).unwrap().map(Result::unwrap).collect::<Vec<_>>();
+    assert_eq!((full.len(), full.last().unwrap().finish), (4, Some(FinishReason::Length)));
+}
+
+#[test]
+fn an_end_of_sequence_token_on_the_last_allowed_place_is_a_stop() {
+    let mut plain = engine("llama-f32", EngineOptions::default());
+    let free: Vec<Event> =
+        plain.generate(Request::new(tokens(10, 5), 6)).unwrap().map(Result::unwrap).collect();
+    let last = free[5].token.unwrap();
+    let first = free.iter().position(|e| e.token == Some(last)).unwrap();
+    let mut eos = EosSet::default();
+    eos.insert(last, EosSource::User);
+    let mut stopping = engine_ending_at("llama-f32", EngineOptions::default(), eos);
+    let ended: Vec<Event> =
+        stopping.generate(Request::new(tokens(10, 5), first + 1)).unwrap().map(Result::unwrap).collect();
+    let end = ended.last().unwrap();
+    assert_eq!((ended.len(), end.token, end.finish), (first + 1, Some(last), Some(FinishReason::Stop)));
+    let request = Request { ignore_eos: true, ..Request::new(tokens(10, 5), 6) };
+    assert_eq!(stopping.generate(request).unwrap().count(), 6);
+}
