@@ -3,6 +3,7 @@
 use super::ShapeError;
 use super::format::{CHUNK, Format, Kind, LANES, Layout, SUB_MAX, SUPER, ScaleCode, planes};
 use super::scalar;
+use crate::simd::Kernel;
 use crate::{AlignedBytes, Exec};
 use half::{bf16, f16};
 
@@ -91,9 +92,7 @@ impl QuantMatrix {
                 for (lane, row) in lanes.iter_mut().take(count).enumerate() {
                     fill(block * LANES + lane, row);
                 }
-                for (unit, out) in strip.chunks_exact_mut(layout.block.max(1)).enumerate() {
-                    pack_block(&layout, &lanes[..count], unit * layout.unit, out);
-                }
+                exec.isa.run(PackStrip { layout: &layout, rows: &lanes[..count], strip });
             }
         });
         Ok(matrix)
@@ -182,15 +181,50 @@ impl Strips {
     }
 }
 
-/// Packs inputs `first..first + unit` (as far as they exist) of up to 16 rows; `out` is zero before.
-fn pack_block(layout: &Layout, rows: &[RowBuf], first: usize, out: &mut [u8]) {
+/// Packs up to 16 rows into their strip, which is zero before. A kernel, so that the compiler vectorizes it for
+/// each level.
+struct PackStrip<'a> {
+    layout: &'a Layout,
+    rows: &'a [RowBuf],
+    strip: &'a mut [u8],
+}
+
+impl Kernel for PackStrip<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn scalar(self) {
+        match self.layout.bits {
+            2 => self.pack::<2>(),
+            3 => self.pack::<3>(),
+            4 => self.pack::<4>(),
+            5 => self.pack::<5>(),
+            6 => self.pack::<6>(),
+            _ => self.pack::<8>(),
+        }
+    }
+}
+
+impl PackStrip<'_> {
+    #[inline(always)]
+    fn pack<const BITS: usize>(self) {
+        let Self { layout, rows, strip } = self;
+        for (unit, out) in strip.chunks_exact_mut(layout.block.max(1)).enumerate() {
+            pack_block::<BITS>(layout, rows, unit * layout.unit, out);
+        }
+    }
+}
+
+/// Packs inputs `first..first + unit` (as far as they exist) of up to 16 rows.
+#[inline(always)]
+fn pack_block<const BITS: usize>(layout: &Layout, rows: &[RowBuf], first: usize, out: &mut [u8]) {
     let cols = rows.first().map_or(0, |row| row.codes.len());
     let end = cols.min(first + layout.unit);
-    let chunk_bytes = 64 * layout.bits;
+    let chunk_bytes = 64 * BITS;
     for (chunk, out) in out[..layout.scales_at].chunks_exact_mut(chunk_bytes).enumerate() {
         let start = first + chunk * CHUNK;
         if start < end {
-            pack_chunk(layout.bits, rows, start..end.min(start + CHUNK), out);
+            pack_chunk::<BITS>(rows, start..end.min(start + CHUNK), out);
         }
     }
     for (lane, row) in rows.iter().enumerate() {
@@ -224,6 +258,7 @@ fn pack_block(layout: &Layout, rows: &[RowBuf], first: usize, out: &mut [u8]) {
     }
 }
 
+#[inline(always)]
 fn put_scale(code: ScaleCode, row: &RowBuf, group: usize, out: &mut [u8], at: usize) {
     match code {
         ScaleCode::E8m0 | ScaleCode::E4m3 => out[at] = row.sub_scales[group],
@@ -232,6 +267,7 @@ fn put_scale(code: ScaleCode, row: &RowBuf, group: usize, out: &mut [u8], at: us
 }
 
 /// Writes `value` as element `at` of an array of `code`, a float type.
+#[inline(always)]
 fn put(code: ScaleCode, value: f32, out: &mut [u8], at: usize) {
     match code {
         ScaleCode::F32 => out[4 * at..][..4].copy_from_slice(&value.to_le_bytes()),
@@ -241,7 +277,8 @@ fn put(code: ScaleCode, value: f32, out: &mut [u8], at: usize) {
 }
 
 /// Transposes 32 inputs of the rows into vectors of 64 codes and cuts those into bit planes.
-fn pack_chunk(bits: usize, rows: &[RowBuf], inputs: std::ops::Range<usize>, out: &mut [u8]) {
+#[inline(always)]
+fn pack_chunk<const BITS: usize>(rows: &[RowBuf], inputs: std::ops::Range<usize>, out: &mut [u8]) {
     let mut vectors = [[0u8; 64]; CHUNK / 4];
     for (lane, row) in rows.iter().enumerate() {
         for (quad, vector) in row.codes[inputs.clone()].chunks_exact(4).zip(&mut vectors) {
@@ -249,7 +286,7 @@ fn pack_chunk(bits: usize, rows: &[RowBuf], inputs: std::ops::Range<usize>, out:
         }
     }
     let (mut at, mut low) = (0, 0);
-    for &width in planes(bits) {
+    for &width in const { planes(BITS) } {
         let (mask, per_vector) = (((1u32 << width) - 1) as u8, 8 / width);
         for (j, vector) in vectors.iter().enumerate() {
             let shift = j % per_vector * width;
