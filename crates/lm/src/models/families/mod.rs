@@ -1,5 +1,5 @@
 //! The model families: each reads a [`Config`] and fills a [`DecoderConfig`]. A new family is a file here and a line
-//! in [`FAMILIES`].
+//! in `FAMILIES`.
 
 mod dims;
 mod gemma2;
