@@ -96,6 +96,10 @@ fn sentence_piece_merges_by_score_and_puts_a_space_before_the_text() {
     assert_eq!(spelled(&tokenizer, "a<user▁x>"), ["▁a", "<user▁x>"]);
     let ids = tokenizer.encode("ab é", true).unwrap();
     assert_eq!((ids.first(), tokenizer.decode(&ids[1..]).as_str()), (Some(&1), "ab é"));
+    assert_eq!(tokenizer.eos_ids(), [2]);
+    let roles = vec![("bos", 1), ("eos", 2), ("unknown", 0), ("eot", 5), ("eom", 2)];
+    let more = Tokenizer::from_gguf_vocab(&GgufVocab { roles, ..sentence_piece(&tokens, None) }).unwrap();
+    assert_eq!(more.eos_ids(), [2, 5]);
     let bare = Tokenizer::from_gguf_vocab(&sentence_piece(&tokens, Some(false))).unwrap();
     assert_eq!(spelled(&bare, "abc"), ["abc"]);
 }

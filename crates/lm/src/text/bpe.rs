@@ -128,7 +128,8 @@ impl Bpe {
             }
             Merges::Scored(places) => {
                 let place = |id: u32| places.get(id as usize).copied().filter(|&p| p != UNUSABLE);
-                (place(left)?, place(right)?);
+                place(left)?;
+                place(right)?;
                 let (left, right) = (vocab.token(left)?, vocab.token(right)?);
                 joined.clear();
                 joined.push_str(left);

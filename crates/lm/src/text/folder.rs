@@ -3,6 +3,7 @@
 use super::added::AddedTokens;
 use super::decoder::{Decoder, KNOWN_DECODERS};
 use super::error::TokenizerError;
+use super::markers::tool_formats;
 use super::parts;
 use super::post::{self, Surround};
 use super::special::{TokenConfig, TokenTable};
@@ -137,7 +138,7 @@ impl Tokenizer {
         let control = added.iter().filter(|(_, t)| t.special).map(|(id, _)| id).collect();
         Ok(Self::new(Parts {
             pre_tokenizer: parts::pre_tokenizer(TOKENIZER_JSON, &file.pre_tokenizer)?,
-            tool_parser: config.get("tool_parser_type").and_then(Value::as_str).map(str::to_owned),
+            tool_parser: tool_parser(&config)?,
             special: token_config.special,
             extra_eos: Vec::new(),
             vocab,
@@ -152,7 +153,19 @@ impl Tokenizer {
     }
 }
 
-fn take_vocab(model: &mut ModelJson) -> Result<(Vocab, Option<Vec<(String, f64)>>), TokenizerError> {
+fn tool_parser(config: &Map<String, Value>) -> Result<Option<String>, TokenizerError> {
+    let Some(value) = config.get("tool_parser_type").filter(|v| !v.is_null()) else { return Ok(None) };
+    let known = tool_formats();
+    match value.as_str().filter(|name| known.contains(name)) {
+        Some(name) => Ok(Some(name.to_owned())),
+        None => Err(TokenizerError::unknown(CONFIG, "tool_parser_type", value, known.join(", "))),
+    }
+}
+
+/// Texts with their scores, in the order of their ids.
+type Pieces = Vec<(String, f64)>;
+
+fn take_vocab(model: &mut ModelJson) -> Result<(Vocab, Option<Pieces>), TokenizerError> {
     match std::mem::replace(&mut model.vocab, VocabJson::Scores(Vec::new())) {
         VocabJson::Ids(vocab) => Ok((vocab, None)),
         VocabJson::Scores(pieces) => {
@@ -204,7 +217,7 @@ fn added_tokens(
 fn model(
     model: &ModelJson,
     vocab: &Vocab,
-    scores: Option<Vec<(String, f64)>>,
+    scores: Option<Pieces>,
     added: &AddedTokens,
 ) -> Result<Model, TokenizerError> {
     let invalid =

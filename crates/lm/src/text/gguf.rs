@@ -273,7 +273,7 @@ impl Tokenizer {
         for &(role, id) in &file.roles {
             let name = ROLES.iter().find(|(key, _)| *key == role).map_or("", |(_, name)| *name);
             match core.vocab.token(id) {
-                _ if name.is_empty() => extra_eos.push((id, format!("tokenizer.ggml.{role}_token_id"))),
+                _ if name.is_empty() => extra_eos.push(id),
                 Some(token) => special.set(name, token),
                 None => {}
             }

@@ -40,8 +40,8 @@ pub(crate) struct Parts {
     pub(crate) templates: TemplateSources,
     /// `tool_parser_type` of tokenizer_config.json.
     pub(crate) tool_parser: Option<String>,
-    /// End-of-sequence ids besides `eos_token`, with where each stands (GGUF: end of turn, of message).
-    pub(crate) extra_eos: Vec<(u32, String)>,
+    /// End-of-sequence ids besides `eos_token` (GGUF: end of turn, end of message).
+    pub(crate) extra_eos: Vec<u32>,
 }
 
 /// How a word becomes ids.
@@ -208,6 +208,18 @@ impl Tokenizer {
     /// [`EosSet`](super::EosSet).
     pub fn eos(&self) -> Option<u32> {
         self.role("eos_token")
+    }
+
+    /// All ids that end a reply as the tokenizer knows it: [`eos`](Self::eos), and those that a GGUF file
+    /// names besides (end of turn, end of message).
+    pub fn eos_ids(&self) -> Vec<u32> {
+        let mut ids: Vec<u32> = self.eos().into_iter().collect();
+        for &id in &self.inner.extra_eos {
+            if !ids.contains(&id) {
+                ids.push(id);
+            }
+        }
+        ids
     }
 
     /// The id of the token for what has no token.

@@ -45,6 +45,11 @@ impl TemplateSources {
         Self { named, origin: origin.to_owned(), by_code: None }
     }
 
+    /// The default template, or any.
+    pub(crate) fn get_any(&self) -> Option<&str> {
+        self.get(DEFAULT).or_else(|| self.named.first().map(|(_, source)| source.as_str()))
+    }
+
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
         self.named.iter().rev().find(|(n, _)| n == name).map(|(_, source)| source.as_str())
     }
