@@ -114,7 +114,7 @@ fn eos_set(checkpoint: &Checkpoint, tokenizer: &Tokenizer, extra: &[String]) -> 
             set.insert(id, source);
         }
     }
-    for &id in tokenizer.eos().as_slice() {
+    for id in tokenizer.eos_ids() {
         set.insert(id, EosSource::Tokenizer);
     }
     for word in extra {

@@ -153,7 +153,7 @@ fn bad_requests_are_refused_by_name_and_touch_nobody() {
         (Request::new(vec![], 1), "prompt is empty"),
         (Request::new(vec![0; context + 1], 1), "context"),
         (Request::new(vec![1, vocab as u32], 1), "token 1 is id"),
-        (Request { stop: vec!["a".into(), String::new()], ..Request::new(vec![1], 1) }, "stop string 1"),
+        (Request { stop: vec!["a".into(), String::new()], ..Request::new(vec![1], 1) }, "stop"),
         (
             Request {
                 sampling: SamplingParams { top_p: 1.5, ..SamplingParams::default() },

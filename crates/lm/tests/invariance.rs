@@ -91,12 +91,9 @@ fn check(case: &str, ty: KvType, lengths: [usize; SEQUENCES], schedule: &[Move],
                 let batch: Vec<_> = parts.iter().map(|&(s, tokens)| (ids[s], tokens)).collect();
                 let mut rows = run(&model, &mut kv, &batch).into_iter();
                 for (&(s, part), start) in parts.iter().zip(starts) {
-                    for position in start..start + part.len() {
-                        assert_eq!(
-                            rows.next().unwrap(),
-                            expected[s][position],
-                            "{case}: sequence {s}, position {position}, {schedule:?}"
-                        );
+                    for (position, expected) in expected[s].iter().enumerate().skip(start).take(part.len()) {
+                        let row = rows.next().unwrap();
+                        assert_eq!(row, *expected, "{case}: sequence {s}, position {position}, {schedule:?}");
                     }
                 }
             }

@@ -7,7 +7,7 @@ use crate::sample::{
     BuiltinSampler, KeyStream, LogitsProcessor, ProcessorChain, Sampler, log_softmax, random_seed,
     top_logprobs,
 };
-use crate::text::{Detokenizer, EosSet, StopMatcher, Tokenizer};
+use crate::text::{Detokenizer, EosSet, StopMatcher, Tokenizer, check_stops};
 use lmx_tensor::kernels::Exec;
 use std::time::Instant;
 
@@ -98,9 +98,7 @@ impl Active {
         if let Some(position) = request.tokens.iter().position(|&t| t as usize >= vocab) {
             return Err(RequestError::Token { position, token: request.tokens[position], vocab });
         }
-        if let Some(index) = request.stop.iter().position(String::is_empty) {
-            return Err(RequestError::EmptyStop(index));
-        }
+        check_stops(&request.stop)?;
         request.sampling.validate(vocab)?;
         request.processors.validate(vocab)?;
         let mut processors = ProcessorChain::new(&request.processors);

@@ -70,9 +70,9 @@ pub enum RequestError {
         /// The number of ids.
         vocab: usize,
     },
-    /// An empty stop string would match at once.
-    #[error("stop string {0} is empty")]
-    EmptyStop(usize),
+    /// A stop string is empty or too long, or there are too many.
+    #[error(transparent)]
+    Stop(#[from] crate::text::StopError),
     /// A sampling or processor parameter is out of range.
     #[error(transparent)]
     Parameter(#[from] ParamError),
