@@ -6,7 +6,7 @@ mod golden_cases;
 use golden_cases::Case;
 use lmx::checkpoint::{Checkpoint, OpenOptions};
 use lmx::engine::{Engine, EngineOptions, Event, FinishReason, Request, RequestError, RequestId, Update};
-use lmx::models::{Decoder, Model};
+use lmx::models::Decoder;
 use lmx::sample::{ProcessorParams, SampleError, SamplingParams};
 use lmx::text::{EosSet, EosSource, Tokenizer};
 use lmx::{Device, Isa};
@@ -70,10 +70,25 @@ fn drain(engine: &mut Engine, seen: &mut BTreeMap<RequestId, Vec<Event>>) -> Vec
     failed
 }
 
-/// What must not depend on the company: tokens, text, log-probabilities, ends.
-fn essence(events: &[Event]) -> Vec<(Option<u32>, String, u32, Vec<u32>, Option<FinishReason>)> {
-    let top = |e: &Event| e.top.iter().map(|&(id, _)| id).collect();
-    events.iter().map(|e| (e.token, e.text.clone(), e.logprob.to_bits(), top(e), e.finish)).collect()
+/// What must not depend on the company.
+#[derive(Debug, PartialEq)]
+struct Essence {
+    token: Option<u32>,
+    text: String,
+    logprob_bits: u32,
+    top: Vec<u32>,
+    finish: Option<FinishReason>,
+}
+
+fn essence(events: &[Event]) -> Vec<Essence> {
+    let one = |e: &Event| Essence {
+        token: e.token,
+        text: e.text.clone(),
+        logprob_bits: e.logprob.to_bits(),
+        top: e.top.iter().map(|&(id, _)| id).collect(),
+        finish: e.finish,
+    };
+    events.iter().map(one).collect()
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! The two real models against mlx-lm and llama.cpp, and against themselves: batched, chunked, threaded.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed unwrap is a failed test")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed unwrap is a failed test")]
 
 use lmx::cache::KvStore;
 use lmx::engine::{Engine, EngineOptions, Request, Update};
-use lmx::models::{Model, StepInputs, kv_spec};
+use lmx::models::{StepInputs, kv_spec};
 use lmx::sample::SampleError;
 use lmx::{Device, Isa, LoadOptions, Loaded};
 use lmx_tensor::kernels::attention::KvType;
