@@ -1,3 +1,40 @@
 //! The `lmx` command line.
 
-fn main() {}
+mod args;
+mod chat;
+mod commands;
+mod device;
+mod end;
+mod env;
+mod interrupt;
+mod progress;
+mod report;
+mod running;
+mod session;
+mod terminal;
+
+use args::Command;
+use end::End;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let end = match run() {
+        Ok(()) => End::Done,
+        Err(end) => end,
+    };
+    if let Some(message) = end.message() {
+        terminal::say(&message);
+    }
+    ExitCode::from(end.exit_code())
+}
+
+fn run() -> Result<(), End> {
+    let command = args::parse(std::env::args_os())?;
+    interrupt::listen()?;
+    match command {
+        Command::Generate(args) => commands::generate::run(&args.validate()?),
+        Command::Chat(args) => commands::chat::run(&args.validate()?),
+        Command::Inspect(args) => commands::inspect::run(&args),
+        Command::Completions(args) => commands::completions::run(&args),
+    }
+}

@@ -9,6 +9,7 @@
 pub mod cache;
 pub mod checkpoint;
 pub mod engine;
+pub mod inspect;
 mod load;
 pub mod models;
 pub mod sample;
@@ -16,4 +17,6 @@ pub mod text;
 
 pub use lmx_tensor::Device;
 pub use lmx_tensor::kernels::Isa;
+pub use lmx_tensor::kernels::attention::KvType;
+pub use lmx_tensor::kernels::isa::Level;
 pub use load::{LoadError, LoadOptions, Loaded, load, load_with_progress};

@@ -94,7 +94,7 @@ pub fn load_with_progress(
     Ok(Loaded { model, tokenizer, eos, kv_type, checkpoint, notices })
 }
 
-fn read_tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer, LoadError> {
+pub(crate) fn read_tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer, LoadError> {
     match (checkpoint.gguf(), checkpoint.folder()) {
         (Some(gguf), _) => Ok(Tokenizer::from_gguf(gguf)?),
         (None, Some(folder)) => Ok(Tokenizer::from_folder(folder)?),
@@ -103,7 +103,11 @@ fn read_tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer, LoadError> {
 }
 
 /// The union of what the configuration, the generation configuration, the tokenizer and the user name.
-fn eos_set(checkpoint: &Checkpoint, tokenizer: &Tokenizer, extra: &[String]) -> Result<EosSet, LoadError> {
+pub(crate) fn eos_set(
+    checkpoint: &Checkpoint,
+    tokenizer: &Tokenizer,
+    extra: &[String],
+) -> Result<EosSet, LoadError> {
     let mut set = EosSet::default();
     let configs = [
         (Some(checkpoint.config()), EosSource::Config),
@@ -135,7 +139,7 @@ fn eos_ids(config: &Config) -> Result<Vec<u32>, ConfigError> {
     }
 }
 
-fn kv_type(checkpoint: &Checkpoint) -> Result<KvType, CheckpointError> {
+pub(crate) fn kv_type(checkpoint: &Checkpoint) -> Result<KvType, CheckpointError> {
     Ok(match checkpoint.float_type()? {
         DType::F32 => KvType::F32,
         DType::Bf16 => KvType::Bf16,

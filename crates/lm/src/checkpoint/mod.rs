@@ -392,6 +392,18 @@ impl Checkpoint {
         if bias { Ok(linear.with_bias(&self.tensor(&named("bias"))?, rows)?) } else { Ok(linear) }
     }
 
+    /// Bytes of all tensors of `decoder` in the files.
+    ///
+    /// # Errors
+    /// A damaged file.
+    pub fn stored_bytes(&self, decoder: &DecoderConfig) -> Result<u64, CheckpointError> {
+        // A stored head that repeats the embedding is not loaded.
+        let loaded = |name: &&String| !(decoder.tied_head && name.starts_with("lm_head."));
+        let tensors = self.places.keys().filter(loaded).filter_map(|name| self.lookup(name));
+        let bytes = tensors.map(|tensor| tensor.map(|tensor| tensor.data().len() as u64));
+        Ok(bytes.sum::<Result<u64, FileError>>()?)
+    }
+
     /// The tensors that nothing has asked for, by the text model's names.
     #[must_use]
     pub fn unused(&self) -> Vec<String> {

@@ -150,6 +150,11 @@ impl Rope {
         }
     }
 
+    /// The base of the frequencies.
+    pub fn base(&self) -> f64 {
+        self.base
+    }
+
     /// The dimensions of a head that are rotated, from its first.
     pub fn dims(&self) -> usize {
         self.dims

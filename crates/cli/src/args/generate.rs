@@ -1,0 +1,88 @@
+//! `lmx generate`: its words and what they mean.
+
+use super::model::{ModelArgs, RunArgs, TemplateArgs};
+use super::refused::RefusedByGenerate;
+use super::sampling::{MaxTokens, SamplingArgs, StopArgs, max_tokens};
+use super::values::{boolean, expand_escapes, seed};
+use crate::end::End;
+use lmx::sample::{ProcessorParams, SamplingParams};
+
+/// The words of `lmx generate`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Text goes to standard output as it is made; everything else goes to standard error.\n\
+    Flags of mlx-lm that are refused for now: --adapter-path --draft-model --image --kv-bits --kv-group-size \
+    --max-kv-size --num-draft-tokens --prompt-cache-file --quantize-activations (-qa) --quantized-kv-start"
+)]
+pub(crate) struct GenerateArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// What to answer or continue; \n and \t are expanded, - reads standard input
+    #[arg(long, short, value_name = "TEXT", default_value = "hello")]
+    prompt: String,
+    #[command(flatten)]
+    pub(crate) template: TemplateArgs,
+    /// How the reply begins; the model continues from there
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) prefill_response: Option<String>,
+    /// Send the prompt as it is, without a chat template
+    #[arg(long, conflicts_with = "use_default_chat_template")]
+    pub(crate) ignore_chat_template: bool,
+    /// Tokens to generate at most (-1: until the context is full)
+    #[arg(long, short, value_name = "N", default_value = "100", value_parser = max_tokens, allow_negative_numbers = true)]
+    pub(crate) max_tokens: MaxTokens,
+    #[command(flatten)]
+    stop: StopArgs,
+    /// Seed of the random numbers [default: a new one each time]
+    #[arg(long, value_name = "N", value_parser = seed, allow_negative_numbers = true)]
+    pub(crate) seed: Option<u64>,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
+    /// Print statistics after the text (on standard error)
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_value = "true", default_missing_value = "true", value_parser = boolean)]
+    pub(crate) verbose: bool,
+    /// Print one JSON object instead of the text
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    refused: RefusedByGenerate,
+}
+
+/// Where the prompt comes from.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Prompt {
+    /// The command line.
+    Text(String),
+    /// Standard input, all of it.
+    Stdin,
+}
+
+/// What `lmx generate` is to do.
+#[derive(Debug)]
+pub(crate) struct GenerateOptions {
+    pub(crate) prompt: Prompt,
+    pub(crate) sampling: SamplingParams,
+    pub(crate) processors: ProcessorParams,
+    pub(crate) stop: Vec<String>,
+    pub(crate) args: Box<GenerateArgs>,
+}
+
+impl GenerateArgs {
+    /// What the words mean.
+    ///
+    /// # Errors
+    /// [`End::Usage`] naming the flag.
+    pub(crate) fn validate(self: Box<Self>) -> Result<GenerateOptions, End> {
+        self.refused.check()?;
+        let (sampling, processors) = self.sampling.params()?;
+        let stop = self.stop.strings()?;
+        // mlx-lm expands first, then looks for the dash.
+        let prompt = match expand_escapes(&self.prompt).as_str() {
+            "-" => Prompt::Stdin,
+            text => Prompt::Text(text.to_owned()),
+        };
+        Ok(GenerateOptions { prompt, sampling, processors, stop, args: self })
+    }
+}

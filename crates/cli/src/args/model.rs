@@ -1,0 +1,78 @@
+//! Flags that say which model runs, and how.
+
+use super::values::json_object;
+use std::num::NonZeroUsize;
+
+/// The model of mlx-lm's commands where none is named.
+pub(crate) const DEFAULT_MODEL: &str = "mlx-community/Llama-3.2-3B-Instruct-4bit";
+
+/// More threads than this are a slip of the finger.
+const THREADS_MAX: i64 = 1024;
+
+/// Which model.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct ModelArgs {
+    /// A model folder, a .gguf file, or a hub id that is in the local hub cache
+    #[arg(long, value_name = "MODEL", default_value = DEFAULT_MODEL)]
+    pub(crate) model: String,
+    /// Revision of a hub id: a branch, tag or commit that is in the cache
+    #[arg(long, value_name = "REVISION")]
+    pub(crate) revision: Option<String>,
+    /// Accepted for mlx-lm's sake: lmx never runs code of a model folder
+    #[arg(long)]
+    pub(crate) trust_remote_code: bool,
+}
+
+/// How the model runs.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct RunArgs {
+    /// Threads to compute with; the result is the same for any number [default: all cores]
+    #[arg(long, value_name = "N", value_parser = threads, allow_negative_numbers = true)]
+    pub(crate) threads: Option<NonZeroUsize>,
+    /// How keys and values are stored: auto is the model's own float type (f16 for GGUF)
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t)]
+    pub(crate) kv_dtype: KvDtype,
+    /// Prompt tokens to run at a time; fewer take less memory
+    #[arg(long, value_name = "N", default_value = "2048", value_parser = positive, allow_negative_numbers = true)]
+    pub(crate) prefill_step_size: NonZeroUsize,
+}
+
+/// `--kv-dtype`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum KvDtype {
+    // No doc comments: clap would print each value on lines of its own.
+    #[default]
+    Auto,
+    F32,
+    F16,
+    Bf16,
+}
+
+/// How a conversation becomes a prompt.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct TemplateArgs {
+    /// What the model is told before the conversation
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system_prompt: Option<String>,
+    /// Where the model has no chat template, use ChatML
+    #[arg(long)]
+    pub(crate) use_default_chat_template: bool,
+    /// Variables for the chat template, as a JSON object like '{"enable_thinking": false}'
+    #[arg(long, value_name = "JSON", value_parser = json_object)]
+    pub(crate) chat_template_config: Option<serde_json::Map<String, serde_json::Value>>,
+    /// Further tokens that end a reply, as texts or ids
+    #[arg(long, value_name = "TOKEN", num_args = 1..)]
+    pub(crate) extra_eos_token: Vec<String>,
+}
+
+/// A number of at least 1.
+pub(crate) fn positive(word: &str) -> Result<NonZeroUsize, String> {
+    word.parse().map_err(|_| "expected a whole number of at least 1".to_owned())
+}
+
+fn threads(word: &str) -> Result<NonZeroUsize, String> {
+    match word.parse::<i64>() {
+        Ok(n @ 1..=THREADS_MAX) => positive(&n.to_string()),
+        _ => Err(format!("expected a whole number from 1 to {THREADS_MAX}")),
+    }
+}

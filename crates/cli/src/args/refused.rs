@@ -1,0 +1,87 @@
+//! Flags of mlx-lm that lmx does not have yet. They are known, so that the error can name them, and refused, so
+//! that none is silently ignored; before any weight is loaded.
+
+use crate::end::End;
+
+/// A flag, whether it was given, and why it is refused.
+type Refusal = (&'static str, bool, &'static str);
+
+fn refuse(refusals: &[Refusal]) -> Result<(), End> {
+    match refusals.iter().find(|(_, given, _)| *given) {
+        Some((flag, _, why)) => Err(End::Usage(format!("{flag} is not supported yet: {why}"))),
+        None => Ok(()),
+    }
+}
+
+const ADAPTER: &str =
+    "lmx cannot apply adapters; fuse the adapter into the model first, and leave the flag out";
+const KV_SIZE: &str = "lmx has no bounded cache; leave the flag out, or bound the reply with --max-tokens";
+const DRAFT: &str = "lmx has no speculative decoding; leave the flag out (the text is the same without it)";
+const KV_BITS: &str = "lmx has no quantized KV cache; leave the flag out, or use --kv-dtype f16";
+const CACHE_FILE: &str = "lmx cannot read prompt caches; leave the flag out and give the whole prompt";
+const ACTIVATIONS: &str = "lmx chooses the precision of activations itself; leave the flag out";
+const IMAGE: &str = "lmx runs text models only; leave the flag out";
+
+/// The flags that `lmx generate` refuses.
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct RefusedByGenerate {
+    #[arg(long, hide = true, value_name = "PATH")]
+    adapter_path: Option<String>,
+    #[arg(long, hide = true, value_name = "FILE", num_args = 1..)]
+    image: Vec<String>,
+    #[arg(long, hide = true, value_name = "N", allow_hyphen_values = true)]
+    max_kv_size: Option<String>,
+    #[arg(long, hide = true, value_name = "FILE")]
+    prompt_cache_file: Option<String>,
+    #[arg(long, hide = true)]
+    quantize_activations: bool,
+    #[arg(long, hide = true, value_name = "N", allow_hyphen_values = true)]
+    kv_bits: Option<String>,
+    #[arg(long, hide = true, value_name = "N", allow_hyphen_values = true)]
+    kv_group_size: Option<String>,
+    #[arg(long, hide = true, value_name = "N", allow_hyphen_values = true)]
+    quantized_kv_start: Option<String>,
+    #[arg(long, hide = true, value_name = "MODEL")]
+    draft_model: Option<String>,
+    #[arg(long, hide = true, value_name = "N", allow_hyphen_values = true)]
+    num_draft_tokens: Option<String>,
+}
+
+impl RefusedByGenerate {
+    /// # Errors
+    /// Names the first flag that was given.
+    pub(crate) fn check(&self) -> Result<(), End> {
+        refuse(&[
+            ("--adapter-path", self.adapter_path.is_some(), ADAPTER),
+            ("--image", !self.image.is_empty(), IMAGE),
+            ("--max-kv-size", self.max_kv_size.is_some(), KV_SIZE),
+            ("--prompt-cache-file", self.prompt_cache_file.is_some(), CACHE_FILE),
+            ("--quantize-activations (-qa)", self.quantize_activations, ACTIVATIONS),
+            ("--kv-bits", self.kv_bits.is_some(), KV_BITS),
+            ("--kv-group-size", self.kv_group_size.is_some(), KV_BITS),
+            ("--quantized-kv-start", self.quantized_kv_start.is_some(), KV_BITS),
+            ("--draft-model", self.draft_model.is_some(), DRAFT),
+            ("--num-draft-tokens", self.num_draft_tokens.is_some(), DRAFT),
+        ])
+    }
+}
+
+/// The flags that `lmx chat` refuses.
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct RefusedByChat {
+    #[arg(long, hide = true, value_name = "PATH")]
+    adapter_path: Option<String>,
+    #[arg(long, hide = true, value_name = "N", allow_hyphen_values = true)]
+    max_kv_size: Option<String>,
+}
+
+impl RefusedByChat {
+    /// # Errors
+    /// Names the first flag that was given.
+    pub(crate) fn check(&self) -> Result<(), End> {
+        refuse(&[
+            ("--adapter-path", self.adapter_path.is_some(), ADAPTER),
+            ("--max-kv-size", self.max_kv_size.is_some(), KV_SIZE),
+        ])
+    }
+}

@@ -1,0 +1,6 @@
+//! The commands, one file each.
+
+pub(crate) mod chat;
+pub(crate) mod completions;
+pub(crate) mod generate;
+pub(crate) mod inspect;

@@ -1,0 +1,157 @@
+//! A loaded model as the commands use it.
+
+use crate::args::model::{KvDtype, ModelArgs, RunArgs, TemplateArgs};
+use crate::device;
+use crate::end::End;
+use crate::env;
+use crate::progress::Progress;
+use crate::report::Notices;
+use lmx::checkpoint::OpenOptions;
+use lmx::engine::{Engine, EngineOptions};
+use lmx::sample::SamplingParams;
+use lmx::text::{ChatPrompt, ChatTemplate, RenderOptions, SpecialContent, TemplateError, Tokenizer};
+use lmx::{LoadOptions, Loaded};
+
+use serde_json::{Map, Value};
+use std::sync::Arc;
+
+/// The template of `--use-default-chat-template`: ChatML, which was transformers' default for models without one.
+const CHATML: &str = "{% for message in messages %}\
+    {{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}\
+    {% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+
+/// A loaded model with its engine, tokenizer and template.
+pub(crate) struct Session {
+    pub(crate) engine: Engine,
+    pub(crate) tokenizer: Arc<Tokenizer>,
+    /// The chat template; an error may also say that there is none.
+    pub(crate) template: Result<ChatTemplate, TemplateError>,
+    /// `--chat-template-config`
+    variables: Map<String, Value>,
+    /// Tokens that XTC must not strike out: newline and end of sequence.
+    xtc_special_tokens: Vec<u32>,
+}
+
+/// The model's chat template, or with `use_default` ChatML where it has none.
+fn chat_template(
+    tokenizer: &Tokenizer,
+    use_default: bool,
+    notices: &mut Notices,
+) -> Result<ChatTemplate, TemplateError> {
+    let own = tokenizer.chat_template();
+    match &own {
+        Err(TemplateError::None) if use_default => {
+            notices.add("the model has no chat template: ChatML is used (--use-default-chat-template)");
+            tokenizer.chat_template_given(CHATML)
+        }
+        Ok(_) if use_default => {
+            notices.add("--use-default-chat-template has no effect: the model has a chat template");
+            own
+        }
+        _ => own,
+    }
+}
+
+/// What is said where the template leaves the system message out.
+pub(crate) fn notice_dropped_system(prompt: &ChatPrompt, notices: &mut Notices) {
+    if prompt.system_dropped {
+        notices.add("--system-prompt has no effect: the chat template leaves it out");
+    }
+}
+
+/// Where a model is looked for.
+pub(crate) fn open_options(model: &ModelArgs) -> OpenOptions {
+    OpenOptions { revision: model.revision.clone(), hub_cache_dirs: env::hub_cache().into_iter().collect() }
+}
+
+/// How a rendered conversation ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tail {
+    /// With the beginning of a reply.
+    Reply,
+    /// Within the last message, which the model continues.
+    Open,
+    /// With the end of the last message.
+    Closed,
+}
+
+impl Session {
+    /// Loads the model. `keep_finished` is the number of finished sequences whose cache is kept.
+    ///
+    /// # Errors
+    /// Whatever is wrong with the model's files, or with the words for them.
+    pub(crate) fn open(
+        model: &ModelArgs,
+        run: &RunArgs,
+        template: &TemplateArgs,
+        keep_finished: usize,
+        notices: &mut Notices,
+    ) -> Result<Self, End> {
+        if model.trust_remote_code {
+            notices.add("--trust-remote-code has no effect: lmx never runs code of a model folder");
+        }
+        let options = LoadOptions {
+            device: device::open(run.threads)?,
+            open: open_options(model),
+            extra_eos: template.extra_eos_token.clone(),
+        };
+        let mut progress = Progress::new("loading");
+        let mut show = |done, total| progress.set(done as u64, total as u64);
+        let loaded = lmx::load_with_progress(&model.model, &options, &mut show);
+        drop(progress);
+        let loaded = loaded.map_err(anyhow::Error::new)?;
+        loaded.notices.iter().for_each(|notice| notices.add(notice.as_str()));
+        Self::with(loaded, run, template, keep_finished, notices)
+    }
+
+    /// The engine and the template of what was loaded.
+    fn with(
+        loaded: Loaded,
+        run: &RunArgs,
+        args: &TemplateArgs,
+        keep_finished: usize,
+        notices: &mut Notices,
+    ) -> Result<Self, End> {
+        let kv_type = device::kv_type(run.kv_dtype, loaded.kv_type);
+        if run.kv_dtype == KvDtype::Auto {
+            notices.add_fact(format!("keys and values are stored as {}", device::name(kv_type)));
+        }
+        let template = chat_template(&loaded.tokenizer, args.use_default_chat_template, notices);
+        let newline = loaded.tokenizer.encode("\n", false).map_err(anyhow::Error::new)?;
+        let eos = loaded.eos.iter().map(|(id, _)| id);
+        let options = EngineOptions {
+            prefill_step_size: run.prefill_step_size.get(),
+            max_running: 1,
+            kv_type,
+            keep_finished,
+            ..EngineOptions::default()
+        };
+        Ok(Self {
+            xtc_special_tokens: newline.into_iter().chain(eos).collect(),
+            engine: Engine::new(loaded.model, Arc::clone(&loaded.tokenizer), loaded.eos, options),
+            tokenizer: loaded.tokenizer,
+            template,
+            variables: args.chat_template_config.clone().unwrap_or_default(),
+        })
+    }
+
+    /// A conversation as the model sees it. Texts of control tokens in its messages stay text.
+    ///
+    /// # Errors
+    /// The template's own, for instance about roles that it does not take.
+    pub(crate) fn render(&self, messages: &[Value], tail: Tail) -> anyhow::Result<ChatPrompt> {
+        let template = self.template.as_ref().map_err(Clone::clone)?;
+        let options = RenderOptions {
+            add_generation_prompt: tail == Tail::Reply,
+            continue_final_message: tail == Tail::Open,
+            variables: self.variables.clone(),
+            ..RenderOptions::default()
+        };
+        Ok(self.tokenizer.encode_chat(template, messages, &options, SpecialContent::Plain)?)
+    }
+
+    /// The sampling of a request, with what depends on the model.
+    pub(crate) fn sampling(&self, params: &SamplingParams) -> SamplingParams {
+        SamplingParams { xtc_special_tokens: self.xtc_special_tokens.clone(), ..params.clone() }
+    }
+}

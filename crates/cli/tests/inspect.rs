@@ -1,0 +1,120 @@
+//! `lmx inspect` on tiny models.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::model::{END, Model, Then};
+use common::{lmx, outcome, run};
+use serde_json::{Value, json};
+
+fn inspect(model: &Model, words: &[&str]) -> Value {
+    let outcome = run(&[&["inspect", "--json", "--model", model.path()], words].concat());
+    serde_json::from_str(outcome.assert_ok()).unwrap()
+}
+
+#[test]
+fn the_json_object() {
+    let model = Model::random();
+    let object = inspect(&model, &["--context", "64"]);
+    let keys: Vec<&str> = object.as_object().unwrap().keys().map(String::as_str).collect();
+    assert_eq!(
+        keys,
+        [
+            "model_type",
+            "parameters",
+            "bits_per_weight",
+            "context_length",
+            "rope",
+            "layers",
+            "bos",
+            "eos",
+            "template",
+            "thinking",
+            "tool_parser",
+            "flags_without_effect",
+            "memory",
+            "isa",
+            "notices",
+        ]
+    );
+    // Embedding and head; in each of two layers q and o, k and v, the MLP and two norms; the last norm.
+    let parameters = 2 * 260 * 64 + 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 64 + 2 * 64) + 64;
+    assert_eq!(object["parameters"], parameters);
+    assert_eq!(object["bits_per_weight"], 32.0);
+    assert_eq!(object["context_length"], 131_072);
+    assert_eq!(object["rope"][0]["base"], 10000.0);
+    let layer =
+        json!({"kind": "full", "window": null, "kv_heads": 1, "head_dim": 32, "bytes_per_token": 256});
+    assert_eq!(object["layers"], json!([layer, layer]));
+    assert_eq!((&object["bos"], &object["thinking"]), (&Value::Null, &Value::Null));
+    assert_eq!(object["eos"], json!([{"id": 256, "text": END, "source": "config"}]));
+    assert_eq!(
+        object["template"]["text"],
+        "<|system|>You are a helpful assistant.<|end|>\n<|user|>Hello<|end|>\n<|assistant|>"
+    );
+    assert_eq!(object["template"]["source"], "tokenizer_config.json");
+    assert_eq!(object["template"]["ids"].as_array().unwrap().len(), 3 + 28 + 3 + 5 + 1);
+    let memory = &object["memory"];
+    assert_eq!((&memory["context"], &memory["kv_bytes"]), (&json!(64), &json!(64 * 2 * 256)));
+    assert_eq!(memory["weights_bytes"], parameters * 4);
+    let total: u64 =
+        ["weights_bytes", "kv_bytes", "activations_bytes"].iter().map(|k| memory[k].as_u64().unwrap()).sum();
+    assert_eq!(memory["total_bytes"], total);
+}
+
+#[test]
+fn windows_and_smaller_caches() {
+    let model = Model::random();
+    model.edit("config.json", |config| {
+        config["model_type"] = json!("mistral");
+        config["architectures"] = json!(["MistralForCausalLM"]);
+        config["sliding_window"] = json!(40);
+    });
+    let object = inspect(&model, &["--context", "1024", "--kv-dtype", "bf16"]);
+    assert_eq!(
+        object["layers"][0],
+        json!({"kind": "window", "window": 40, "kv_heads": 1, "head_dim": 32, "bytes_per_token": 128})
+    );
+    // The last 40 of 1024 positions lie in two blocks of 32.
+    assert_eq!(object["memory"]["kv_bytes"], 2 * 32 * 2 * 128);
+}
+
+#[test]
+fn what_the_template_does() {
+    let model = Model::script(&[b"a"], Then::End);
+    assert_eq!(
+        inspect(&model, &[])["flags_without_effect"],
+        json!(["--use-default-chat-template", "--trust-remote-code", "--pipeline"])
+    );
+    let template = |source: Value| {
+        model.edit("tokenizer_config.json", |config| config["chat_template"] = source);
+        inspect(&model, &[])
+    };
+    let drops = template(json!("{{ messages[-1].content }}"));
+    assert!(drops["flags_without_effect"].to_string().contains("--system-prompt"), "{drops}");
+    let refuses = template(json!(
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}{{ messages[-1].content }}"
+    ));
+    assert_eq!(refuses["template"]["text"], "Hello");
+    assert!(refuses["notices"][0].as_str().unwrap().contains("no system"), "{refuses}");
+    let broken = template(json!("{% if %}"));
+    assert_eq!(broken["template"], Value::Null);
+    assert!(broken["notices"][0].as_str().unwrap().contains("line 1"), "{broken}");
+    let none = template(Value::Null);
+    assert_eq!(none["template"], Value::Null);
+    assert!(none["flags_without_effect"].to_string().contains("--prefill-response"), "{none}");
+}
+
+#[test]
+fn the_table_is_for_people() {
+    let model = Model::random();
+    let words = ["inspect", "--model", model.path()];
+    let table = outcome(lmx(&words).env("LMX_ISA", "scalar"), b"");
+    for part in
+        ["parameters    0.1 million, 32.00 bits", "131072 tokens", "kernels       scalar", "<|user|>Hello"]
+    {
+        assert!(table.assert_ok().contains(part), "{part:?} is not in {}", table.stdout);
+    }
+    let wrong = run(&["inspect", "--model", model.path(), "--context", "99999999999"]);
+    wrong.assert_error(2, &["--context", "99999999999"]);
+}

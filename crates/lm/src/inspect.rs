@@ -1,0 +1,220 @@
+//! What a model is and what it will need, without loading its weights.
+
+use crate::cache::{KvSpec, LayerKv, Policy};
+use crate::checkpoint::{Checkpoint, CheckpointError, OpenOptions};
+use crate::load::{LoadError, eos_set, kv_type, read_tokenizer};
+use crate::models::rope::{Rope, RopeScaling};
+use crate::models::{AttentionConfig, DecoderConfig, LayerConfig, NormPlacement};
+use crate::text::{EosSet, Tokenizer};
+use lmx_tensor::kernels::attention::KvType;
+use serde::Serialize;
+
+/// A model whose files are open and checked, and whose weights are not loaded.
+pub struct Opened {
+    /// The files and their configuration.
+    pub checkpoint: Checkpoint,
+    /// The decoder.
+    pub decoder: DecoderConfig,
+    /// Text to tokens and back, and the chat template.
+    pub tokenizer: Tokenizer,
+    /// The tokens that end a reply, each with its source.
+    pub eos: EosSet,
+    /// The checkpoint's own float type, in which keys and values are stored unless told otherwise.
+    pub kv_type: KvType,
+}
+
+impl Opened {
+    /// Opens a folder, a `.gguf` file, or a hub id that is in one of the given caches.
+    ///
+    /// # Errors
+    /// [`LoadError`] naming the file and the key or token.
+    pub fn open(source: &str, options: &OpenOptions) -> Result<Self, LoadError> {
+        let checkpoint = Checkpoint::open(source, options)?;
+        let decoder = checkpoint.describe()?;
+        let tokenizer = read_tokenizer(&checkpoint)?;
+        let eos = eos_set(&checkpoint, &tokenizer, &[])?;
+        let kv_type = kv_type(&checkpoint)?;
+        Ok(Self { checkpoint, decoder, tokenizer, eos, kv_type })
+    }
+}
+
+/// A checkpoint's architecture and size.
+#[derive(Clone, Debug, Serialize)]
+pub struct Architecture {
+    /// The family.
+    pub model_type: String,
+    /// Number of weights; quantized ones count as what they stand for.
+    pub parameters: u64,
+    /// Bits in the files for each parameter, scales and biases of the quantization included.
+    pub bits_per_weight: f64,
+    /// The longest sequence that the model was made for, in tokens.
+    pub context_length: usize,
+    /// The position encodings.
+    pub rope: Vec<RopeInfo>,
+    /// The layers, first to last.
+    pub layers: Vec<LayerInfo>,
+}
+
+/// A rotary position encoding.
+#[derive(Clone, Debug, Serialize)]
+pub struct RopeInfo {
+    /// The `rope_type` of a configuration.
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    /// The base of the frequencies.
+    pub base: f64,
+    /// The dimensions of a head that are rotated.
+    pub dims: usize,
+    /// What divides the frequencies, if it is one number.
+    pub factor: Option<f64>,
+    /// The context that the model was first trained for, where the scaling depends on it.
+    pub original_context: Option<usize>,
+}
+
+/// What one layer keeps.
+#[derive(Clone, Debug, Serialize)]
+pub struct LayerInfo {
+    /// `full` or `window`.
+    pub kind: &'static str,
+    /// Positions that a query sees, where it is not all of them.
+    pub window: Option<usize>,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Keys and values of one token, in bytes.
+    pub bytes_per_token: usize,
+}
+
+/// A forecast of the memory that a run needs, in bytes.
+#[derive(Clone, Debug, Serialize)]
+pub struct Memory {
+    /// Tokens of the one sequence that runs.
+    pub context: usize,
+    /// The weights.
+    pub weights_bytes: u64,
+    /// Keys and values of the sequence.
+    pub kv_bytes: u64,
+    /// What a step of the prompt computes with.
+    pub activations_bytes: u64,
+    /// All of it.
+    pub total_bytes: u64,
+}
+
+impl Architecture {
+    /// Describes a model with keys and values stored as `kv`.
+    ///
+    /// # Errors
+    /// A damaged file, or a configuration without a model type.
+    pub fn of(model: &Opened, kv: KvType) -> Result<Self, CheckpointError> {
+        let Opened { checkpoint, decoder, .. } = model;
+        let parameters = parameters(decoder);
+        let bytes = checkpoint.stored_bytes(decoder)?;
+        let layer = |layer: &LayerConfig| {
+            let cached = layer.attention.layer_kv();
+            let window = match cached.policy {
+                Policy::Full => None,
+                Policy::Window { size } => Some(size),
+            };
+            LayerInfo {
+                kind: if window.is_some() { "window" } else { "full" },
+                window,
+                kv_heads: cached.kv_heads,
+                head_dim: cached.head_dim,
+                bytes_per_token: 2 * cached.kv_heads * cached.head_dim * kv.bytes(),
+            }
+        };
+        Ok(Self {
+            model_type: checkpoint.config().model_type()?.to_owned(),
+            parameters,
+            bits_per_weight: bytes as f64 * 8.0 / parameters as f64,
+            context_length: decoder.context_length,
+            rope: decoder.ropes.iter().map(RopeInfo::of).collect(),
+            layers: decoder.layers.iter().map(layer).collect(),
+        })
+    }
+}
+
+impl RopeInfo {
+    fn of(rope: &Rope) -> Self {
+        let (kind, factor, original_context) = match rope.scaling() {
+            RopeScaling::Default => ("default", None, None),
+            RopeScaling::Linear { factor } => ("linear", Some(*factor), None),
+            RopeScaling::Dynamic { factor, original_context } => {
+                ("dynamic", Some(*factor), Some(*original_context))
+            }
+            RopeScaling::Llama3 { factor, original_context, .. } => {
+                ("llama3", Some(*factor), Some(*original_context))
+            }
+            RopeScaling::Yarn { factor, original_context, .. } => {
+                ("yarn", Some(*factor), Some(*original_context))
+            }
+            RopeScaling::LongRope { original_context, .. } => ("longrope", None, Some(*original_context)),
+            RopeScaling::Divisors(_) => ("divisors", None, None),
+        };
+        Self { kind, base: rope.base(), dims: rope.dims(), factor, original_context }
+    }
+}
+
+impl Memory {
+    /// The forecast for one sequence of `context` tokens, whose prompt is run `prefill_step_size` tokens at a time.
+    ///
+    /// # Errors
+    /// A damaged file.
+    pub fn forecast(
+        model: &Opened,
+        kv: KvType,
+        context: usize,
+        prefill_step_size: usize,
+    ) -> Result<Self, CheckpointError> {
+        let Opened { checkpoint, decoder, .. } = model;
+        let cached: Vec<LayerKv> = decoder.layers.iter().map(|l| l.attention.layer_kv()).collect();
+        let weights_bytes = checkpoint.stored_bytes(decoder)?;
+        let kv_bytes = KvSpec::new(&cached, kv).bytes_at(context) as u64;
+        let activations_bytes = activation_bytes(decoder, context.min(prefill_step_size));
+        let total_bytes = weights_bytes + kv_bytes + activations_bytes;
+        Ok(Self { context, weights_bytes, kv_bytes, activations_bytes, total_bytes })
+    }
+}
+
+/// The buffers of a step of `rows` tokens: what one layer holds at once, which the next ones reuse, and the logits.
+fn activation_bytes(decoder: &DecoderConfig, rows: usize) -> u64 {
+    let widest = |l: &LayerConfig| {
+        let a = &l.attention;
+        // The residual stream and its norm; q, k, v and their result; gate and up; the block's output.
+        3 * decoder.hidden + 2 * (a.heads + a.kv_heads) * a.head_dim + 2 * l.mlp.intermediate
+    };
+    let row = decoder.layers.iter().map(widest).max().unwrap_or_default();
+    (size_of::<f32>() * (rows * row + decoder.vocab)) as u64
+}
+
+/// The number of weights, from the description; equal to what the files hold.
+fn parameters(decoder: &DecoderConfig) -> u64 {
+    let embeddings = if decoder.tied_head { 1 } else { 2 } * decoder.vocab * decoder.hidden;
+    let layers = decoder.layers.iter().map(|layer| layer_parameters(decoder.hidden, layer) as u64);
+    (embeddings + decoder.hidden) as u64 + layers.sum::<u64>()
+}
+
+fn layer_parameters(hidden: usize, layer: &LayerConfig) -> usize {
+    let AttentionConfig { heads, kv_heads, head_dim, .. } = layer.attention;
+    let (q, kv) = (heads * head_dim, kv_heads * head_dim);
+    let mut count = hidden * (2 * q + 2 * kv) + 3 * hidden * layer.mlp.intermediate;
+    if layer.attention.qkv_bias {
+        count += q + 2 * kv;
+    }
+    if layer.attention.output_bias {
+        count += hidden;
+    }
+    if layer.attention.qk_norm {
+        count += 2 * head_dim;
+    }
+    if layer.mlp.bias {
+        count += 2 * layer.mlp.intermediate + hidden;
+    }
+    count
+        + hidden
+            * match layer.norms {
+                NormPlacement::Pre => 2,
+                NormPlacement::PreAndPost => 4,
+            }
+}
