@@ -9,9 +9,9 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value}
 use std::fmt::Write as _;
 
 /// Steps and bytes (64 to a unit) that one rendering may take: thousands of times what templates take.
-const FUEL: u64 = 20_000_000;
-/// A prompt of this many bytes is longer than any model's context.
-pub(super) const OUTPUT_BYTES_MAX: usize = 64 << 20;
+const FUEL: u64 = 10_000_000;
+/// A prompt of this many bytes has more tokens than any model's context.
+pub(super) const OUTPUT_BYTES_MAX: usize = 32 << 20;
 
 /// The message of a template's `raise_exception`.
 #[derive(Debug, thiserror::Error)]

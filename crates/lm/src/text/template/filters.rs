@@ -3,7 +3,7 @@
 use super::json::{JsonStyle, float, python_text};
 use super::python;
 use minijinja::value::{Kwargs, Rest, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, Value};
+use minijinja::{Environment, Error, ErrorKind, State, Value};
 
 pub(super) fn add(env: &mut Environment<'static>) {
     env.add_filter("tojson", to_json);
@@ -98,7 +98,7 @@ fn to_float(value: &Value, instead: Option<Value>) -> Value {
 }
 
 /// `indent(width, first, blank)`; the width may be the indentation itself.
-fn indent(text: &str, args: Rest<Value>, named: Kwargs) -> Result<String, Error> {
+fn indent(state: &mut State<'_, '_>, text: &str, args: Rest<Value>, named: Kwargs) -> Result<String, Error> {
     let width = argument(&args, &named, 0, "width")?;
     let first = argument(&args, &named, 1, "first")?.is_some_and(|v| v.is_true());
     let blank = argument(&args, &named, 2, "blank")?.is_some_and(|v| v.is_true());
@@ -109,6 +109,8 @@ fn indent(text: &str, args: Rest<Value>, named: Kwargs) -> Result<String, Error>
         (None, Some(width)) => " ".repeat(width.min(INDENT_MAX)),
         _ => return Err(bad("indent: width must be a number or a text")),
     };
+    let lines = text.bytes().filter(|&b| b == b'\n').count() + 2;
+    python::pay(state, (lines as u64).saturating_mul(indentation.len() as u64))?;
     let mut out = if first { indentation.clone() } else { String::new() };
     // A line end at the end of the text counts: the text is cut as if one more stood there.
     for (i, (line, _)) in python::lines(&format!("{text}\n")).into_iter().enumerate() {
@@ -141,12 +143,17 @@ fn escape(value: &Value) -> String {
 }
 
 /// `tojson(ensure_ascii, indent, separators, sort_keys)`.
-fn to_json(value: &Value, args: Rest<Value>, named: Kwargs) -> Result<String, Error> {
+fn to_json(
+    state: &mut State<'_, '_>,
+    value: &Value,
+    args: Rest<Value>,
+    named: Kwargs,
+) -> Result<String, Error> {
     let arg = |place, name| Ok::<_, Error>(argument(&args, &named, place, name)?.filter(|v| !v.is_none()));
     let indent = match arg(1, "indent")? {
         None => None,
         Some(indent) => Some(match (indent.as_str(), indent.as_usize()) {
-            (Some(text), _) => text.to_owned(),
+            (Some(text), _) if text.len() <= INDENT_MAX => text.to_owned(),
             (None, Some(width)) => " ".repeat(width.min(INDENT_MAX)),
             _ => return Err(bad("tojson: indent must be a number or a text")),
         }),
@@ -168,5 +175,7 @@ fn to_json(value: &Value, args: Rest<Value>, named: Kwargs) -> Result<String, Er
         separators,
     };
     named.assert_all_used()?;
-    style.write(value)
+    let text = style.write(value)?;
+    python::pay(state, text.len() as u64)?;
+    Ok(text)
 }

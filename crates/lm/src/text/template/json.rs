@@ -35,8 +35,11 @@ impl JsonStyle {
     }
 
     fn value(&self, value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
-        if depth > DEPTH_MAX {
-            return Err(Error::new(ErrorKind::BadSerialization, "the value is nested too deeply for JSON"));
+        if depth > DEPTH_MAX || out.len() > super::engine::OUTPUT_BYTES_MAX {
+            return Err(Error::new(
+                ErrorKind::BadSerialization,
+                "the value is too deep or too large for JSON",
+            ));
         }
         match value.kind() {
             ValueKind::None => out.push_str("null"),

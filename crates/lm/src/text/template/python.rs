@@ -14,10 +14,33 @@ pub(super) fn method(
     match value.as_str() {
         Some(text) => match string_method(text, name, args) {
             Some(result) => result,
-            None => pycompat::unknown_method_callback(state, value, name, args),
+            None => {
+                if name == "format" {
+                    pay_for_format(state, text, args)?;
+                }
+                pycompat::unknown_method_callback(state, value, name, args)
+            }
         },
         None => pycompat::unknown_method_callback(state, value, name, args),
     }
+}
+
+/// `str.format` of the compatibility layer makes texts of any width for nothing.
+fn pay_for_format(state: &State<'_, '_>, text: &str, args: &[Value]) -> Result<(), Error> {
+    let numbers = text.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
+    let widths = numbers.map(|digits| digits.parse().unwrap_or(u64::MAX)).fold(0, u64::saturating_add);
+    let fields = text.matches('{').count() as u64;
+    let arguments: usize = args.iter().map(|arg| arg.as_str().map_or(64, str::len)).sum();
+    pay(state, widths.saturating_add(fields.saturating_mul(arguments as u64)))
+}
+
+/// Charges for making a text of so many bytes, at minijinja's price.
+pub(super) fn pay(state: &State<'_, '_>, bytes: u64) -> Result<(), Error> {
+    const WIDTH_MAX: u64 = 1 << 24;
+    if bytes > WIDTH_MAX {
+        return Err(Error::new(ErrorKind::OutOfFuel, format!("a text of {bytes} bytes")));
+    }
+    state.consume_fuel(bytes / 64)
 }
 
 fn string_method(text: &str, name: &str, args: &[Value]) -> Option<Result<Value, Error>> {
