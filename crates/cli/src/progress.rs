@@ -7,6 +7,9 @@ use std::time::{Duration, Instant};
 /// Work that is done sooner shows no bar.
 const PATIENCE: Duration = Duration::from_millis(400);
 
+/// How often a bar shows that time passes.
+const TICK: Duration = Duration::from_millis(200);
+
 /// One task's bar. It removes itself when dropped.
 #[derive(Debug)]
 pub(crate) struct Progress {
@@ -19,6 +22,17 @@ impl Progress {
     /// Begins the task.
     pub(crate) fn new(task: &'static str) -> Self {
         Self { task, started: Instant::now(), bar: None }
+    }
+
+    /// Begins a task of `total` units that reports seldom: the bar shows at once, and that time passes.
+    pub(crate) fn slow(task: &'static str, total: u64) -> Self {
+        let bar = terminal::is_watched().then(|| {
+            let bar = bar(task);
+            bar.set_length(total);
+            bar.enable_steady_tick(TICK);
+            bar
+        });
+        Self { bar, ..Self::new(task) }
     }
 
     /// `done` of `total` units are done.
@@ -45,7 +59,7 @@ impl Drop for Progress {
 fn bar(task: &'static str) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     // The template is ours and valid; without a style indicatif's own bar is shown.
-    if let Ok(style) = ProgressStyle::with_template("{msg} {bar:30} {percent}% {eta}") {
+    if let Ok(style) = ProgressStyle::with_template("{msg} {bar:30} {percent}% {elapsed}") {
         bar.set_style(style);
     }
     bar.with_message(task)

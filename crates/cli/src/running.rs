@@ -6,6 +6,9 @@ use crate::progress::Progress;
 use anyhow::Context;
 use lmx::engine::{Engine, FinishReason, Request, Stats, Update};
 
+/// New tokens from which on reading a prompt may take so long that a bar is due.
+const LONG_PROMPT: usize = 512;
+
 /// What a request gave.
 #[derive(Debug)]
 pub(crate) struct Outcome {
@@ -29,8 +32,10 @@ pub(crate) fn run(
     show: &mut dyn FnMut(&str) -> Result<(), End>,
 ) -> Result<Outcome, End> {
     let hold = Hold::new();
+    let unread = unread(engine, &request.tokens);
+    let total = request.tokens.len() as u64;
     let mut generation = engine.generate(request).map_err(anyhow::Error::new)?;
-    let mut progress = Some(Progress::new("reading the prompt"));
+    let mut progress = (unread >= LONG_PROMPT).then(|| Progress::slow("reading the prompt", total));
     let (mut text, mut token_ids, mut finish) = (String::new(), Vec::new(), None);
     while !hold.is_pressed() {
         match generation.next_update() {
@@ -54,4 +59,10 @@ pub(crate) fn run(
         }
     }
     Ok(Outcome { text, token_ids, finish, stats: generation.stats().clone() })
+}
+
+/// How many of `tokens` the engine does not hold already.
+fn unread(engine: &Engine, tokens: &[u32]) -> usize {
+    let held = |kept: &[u32]| kept.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+    tokens.len() - engine.kept_tokens().map(held).max().unwrap_or(0)
 }

@@ -324,3 +324,22 @@ fn the_end_token_is_the_template_s() {
     let object = json_of(&generate(&hello(), &["--json"]));
     assert_eq!(object["token_ids"].as_array().unwrap().last().unwrap(), vocabulary - 4, "{END}");
 }
+
+#[test]
+fn a_hub_id_in_the_local_cache() {
+    let model = hello();
+    let cache = tempfile::tempdir().unwrap();
+    let repository = cache.path().join("models--org--name");
+    let commit = "0123456789abcdef0123456789abcdef01234567";
+    std::fs::create_dir_all(repository.join("snapshots")).unwrap();
+    std::fs::create_dir_all(repository.join("refs")).unwrap();
+    std::fs::write(repository.join("refs/main"), commit).unwrap();
+    std::os::unix::fs::symlink(model.dir(), repository.join("snapshots").join(commit)).unwrap();
+    let generate = |words: &[&str]| {
+        let words = [&["generate", "--model", "org/name"], words].concat();
+        outcome(lmx(&words).env("HF_HUB_CACHE", cache.path()), b"")
+    };
+    assert_eq!(generate(&[]).assert_ok(), "Hello wörld!\n\n");
+    assert_eq!(generate(&["--revision", commit]).assert_ok(), "Hello wörld!\n\n");
+    generate(&["--revision", "v9"]).assert_error(1, &["v9", "main"]);
+}

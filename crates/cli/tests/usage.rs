@@ -127,3 +127,9 @@ fn a_missing_model_is_named() {
         outcome.assert_error(1, &["/nonexistent/model"]);
     }
 }
+
+#[test]
+fn nothing_is_downloaded() {
+    let outcome = run(&["generate", "--model", "org/name"]);
+    outcome.assert_error(1, &["org/name", "/nonexistent/hub", "downloads nothing", "hf download org/name"]);
+}

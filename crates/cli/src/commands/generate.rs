@@ -11,7 +11,7 @@ use crate::terminal::{self, Reply};
 use anyhow::{Context, bail};
 use lmx::engine::{FinishReason, Request};
 use lmx::text::TemplateError;
-use std::io::Read;
+use std::io::{IsTerminal, Read};
 
 /// The longest prompt that is read from standard input, in bytes.
 const PROMPT_BYTES_MAX: u64 = 64 << 20;
@@ -21,7 +21,12 @@ pub(crate) fn run(options: &GenerateOptions) -> Result<(), End> {
     let args = &options.args;
     let prompt = match &options.prompt {
         Prompt::Text(text) => text.clone(),
-        Prompt::Stdin => read_prompt(std::io::stdin().lock())?,
+        Prompt::Stdin => {
+            if std::io::stdin().is_terminal() {
+                terminal::say("reading the prompt; end it with Ctrl-D on a line of its own");
+            }
+            read_prompt(std::io::stdin().lock())?
+        }
     };
     let mut notices = Notices::new(args.json);
     let mut session = Session::open(&args.model, &args.run, &args.template, 0, &mut notices)?;

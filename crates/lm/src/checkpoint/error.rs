@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use lmx_tensor::files::FileError;
 
+use super::source::is_hub_id;
 use crate::models::ConfigError;
 
 /// Why a checkpoint cannot be used. Messages are one line and name the file or folder first.
@@ -12,7 +13,7 @@ use crate::models::ConfigError;
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the messages say it")]
 pub enum CheckpointError {
-    #[error("{name:?} is no folder or file here, and no hub id in the local cache{}", looked_in(.caches))]
+    #[error("{name:?} is no folder or file here, and no hub id in the local cache{}{}", looked_in(.caches), fetch_it(.name))]
     NotFound { name: String, caches: Vec<PathBuf> },
     #[error("{}: revision {revision:?} is not in the local cache; it has {}", .repository.display(), list(.known))]
     Revision { repository: PathBuf, revision: String, known: Vec<String> },
@@ -60,6 +61,15 @@ fn list(names: &[String]) -> String {
 
 fn count(tensors: usize) -> String {
     if tensors == 1 { "1 tensor".to_owned() } else { format!("{tensors} tensors") }
+}
+
+/// What helps where the name may be a hub id.
+fn fetch_it(name: &str) -> String {
+    if name.contains('/') && is_hub_id(name) {
+        format!("; lmx downloads nothing: `hf download {name}` puts it there")
+    } else {
+        String::new()
+    }
 }
 
 fn looked_in(caches: &[PathBuf]) -> String {

@@ -69,7 +69,7 @@ impl ModelSource {
 }
 
 /// `NAME` or `ORG/NAME`, as the hub allows them.
-fn is_hub_id(name: &str) -> bool {
+pub(super) fn is_hub_id(name: &str) -> bool {
     let part = |part: &str| {
         let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         !part.is_empty() && part.chars().all(allowed) && !part.starts_with(['.', '-']) && !part.contains("--")
