@@ -18,16 +18,26 @@ pub(crate) struct Pre {
     pub(crate) add_bos: bool,
 }
 
-/// Names, kind of split, NFC, ignore_merges, add_bos.
-type Row = (&'static [&'static str], Split, bool, bool, bool);
+/// Names, steps, NFC, ignore_merges, add_bos.
+type Row = (&'static [&'static str], &'static [Step], bool, bool, bool);
 
 #[derive(Clone, Copy)]
-enum Split {
-    /// GPT-2's own regex, on single digits or not.
-    Gpt2 { digits: bool },
-    /// These regexes one after the other.
-    Regexes(&'static [&'static str]),
+enum Step {
+    /// A regex; what it matches and what is between become words.
+    Split(&'static str),
+    /// Digits become words of their own, one by one or in runs.
+    Digits { individual: bool },
+    /// Runs of punctuation become words of their own.
+    Punctuation,
+    /// Bytes become characters; before that GPT-2's own regex cuts the text, if so said.
+    ByteLevel { regex: bool },
 }
+
+use Step::{ByteLevel, Digits, Punctuation, Split};
+
+const GPT2: &[Step] = &[ByteLevel { regex: true }];
+const GPT2_DIGITS: &[Step] = &[Digits { individual: true }, ByteLevel { regex: true }];
+const BYTES: Step = ByteLevel { regex: false };
 
 /// cl100k of tiktoken, which Llama 3 took over: numbers in groups of up to three digits.
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -39,25 +49,41 @@ const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// o200k of tiktoken.
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const DEEPSEEK3: &[&str] = &[
-    r"\p{N}{1,3}",
-    "[一-龥぀-ゟ゠-ヿ]+",
-    r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
+const CJK: &str = "[一-龥ࠀ-一가-퟿]+";
+const DEEPSEEK_CODER: &[Step] = &[
+    Split("[\r\n]"),
+    Split(r"\s?\p{L}+"),
+    Split(r"\s?\p{P}+"),
+    Split(CJK),
+    Digits { individual: true },
+    BYTES,
 ];
+const DEEPSEEK3: &[Step] = &[
+    Split(r"\p{N}{1,3}"),
+    Split("[一-龥぀-ゟ゠-ヿ]+"),
+    Split(
+        r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
+    ),
+    BYTES,
+];
+const FALCON: &[Step] =
+    &[Punctuation, ByteLevel { regex: true }, Digits { individual: false }, Split("[0-9][0-9][0-9]")];
 
 const TABLE: &[Row] = &[
-    (&["gpt-2", "phi-2"], Split::Gpt2 { digits: false }, false, false, false),
-    (&["mpt", "olmo"], Split::Gpt2 { digits: false }, true, false, false),
-    (&["smollm", "starcoder", "refact"], Split::Gpt2 { digits: true }, false, false, false),
-    (&["command-r"], Split::Gpt2 { digits: true }, true, false, false),
-    (&["llama-bpe", "llama3", "llama-v3"], Split::Regexes(&[LLAMA3]), false, true, true),
-    (&["smaug-bpe", "dbrx", "chatglm-bpe"], Split::Regexes(&[LLAMA3]), false, false, false),
-    (&["glm4"], Split::Regexes(&[LLAMA3]), false, true, false),
-    (&["qwen2", "deepseek-r1-qwen"], Split::Regexes(&[QWEN2]), true, false, false),
-    (&["qwen35"], Split::Regexes(&[QWEN35]), true, false, false),
-    (&["tekken"], Split::Regexes(&[TEKKEN]), false, true, true),
-    (&["gpt-4o", "llama4"], Split::Regexes(&[GPT4O]), false, false, false),
-    (&["deepseek-v3"], Split::Regexes(DEEPSEEK3), false, false, false),
+    (&["gpt-2", "phi-2"], GPT2, false, false, false),
+    (&["mpt", "olmo"], GPT2, true, false, false),
+    (&["smollm", "starcoder", "refact"], GPT2_DIGITS, false, false, false),
+    (&["command-r"], GPT2_DIGITS, true, false, false),
+    (&["llama-bpe", "llama3", "llama-v3"], &[Split(LLAMA3), BYTES], false, true, true),
+    (&["smaug-bpe", "dbrx", "chatglm-bpe"], &[Split(LLAMA3), BYTES], false, false, false),
+    (&["glm4"], &[Split(LLAMA3), BYTES], false, true, false),
+    (&["qwen2", "deepseek-r1-qwen"], &[Split(QWEN2), BYTES], true, false, false),
+    (&["qwen35"], &[Split(QWEN35), BYTES], false, false, false),
+    (&["tekken"], &[Split(TEKKEN), BYTES], false, true, true),
+    (&["gpt-4o", "llama4"], &[Split(GPT4O), BYTES], false, false, false),
+    (&["deepseek-coder"], DEEPSEEK_CODER, false, false, false),
+    (&["deepseek-v3"], DEEPSEEK3, false, false, false),
+    (&["falcon"], FALCON, false, false, false),
 ];
 
 /// All names that [`find`] knows.
@@ -67,20 +93,23 @@ pub(crate) fn known() -> String {
 }
 
 pub(crate) fn find(name: &str) -> Option<Pre> {
-    let &(_, split, nfc, ignore_merges, add_bos) = TABLE.iter().find(|row| row.0.contains(&name))?;
-    let byte_level = |use_regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex});
-    let steps = match split {
-        Split::Gpt2 { digits: false } => vec![byte_level(true)],
-        Split::Gpt2 { digits: true } => {
-            vec![json!({"type": "Digits", "individual_digits": true}), byte_level(true)]
-        }
-        Split::Regexes(regexes) => {
-            let split = |regex: &&str| json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false});
-            regexes.iter().map(split).chain([byte_level(false)]).collect()
-        }
-    };
+    let &(_, steps, nfc, ignore_merges, add_bos) = TABLE.iter().find(|row| row.0.contains(&name))?;
+    let steps: Vec<Value> = steps.iter().map(|&step| as_json(step)).collect();
     let pre_tokenizer = json!({"type": "Sequence", "pretokenizers": steps});
     Some(Pre { pre_tokenizer, nfc, ignore_merges, add_bos })
+}
+
+fn as_json(step: Step) -> Value {
+    match step {
+        Split(regex) => {
+            json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false})
+        }
+        Digits { individual } => json!({"type": "Digits", "individual_digits": individual}),
+        Punctuation => json!({"type": "Punctuation", "behavior": "Contiguous"}),
+        ByteLevel { regex } => {
+            json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex})
+        }
+    }
 }
 
 #[cfg(test)]
