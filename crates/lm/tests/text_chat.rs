@@ -7,24 +7,10 @@ use lmx::text::{
 };
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
-use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use text_data::{golden, golden_json, real_model, small};
 
-fn golden() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/text")
-}
-
-fn small(kind: &str) -> Tokenizer {
-    Tokenizer::from_folder(&golden().join(kind)).unwrap()
-}
-
-fn real_model(name: &str) -> PathBuf {
-    let models = std::env::var_os("LMX_TEST_MODELS")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models"), PathBuf::from);
-    let folder = models.join(name);
-    assert!(folder.exists(), "{} is missing: run scripts/test, or set LMX_TEST_MODELS", folder.display());
-    folder
-}
+mod text_data;
 
 fn template(tokenizer: &Tokenizer, name: &str) -> ChatTemplate {
     let source = std::fs::read_to_string(golden().join(format!("templates/{name}.jinja"))).unwrap();
@@ -37,8 +23,7 @@ fn messages(value: Value) -> Vec<Value> {
 
 #[test]
 fn ids_equal_those_of_transformers() {
-    let file: Value =
-        serde_json::from_str(&std::fs::read_to_string(golden().join("templates.json")).unwrap()).unwrap();
+    let file: Value = golden_json("templates.json");
     let rows = file["ids"].as_array().unwrap();
     assert!(rows.len() > 100);
     let mut last: Option<(String, Tokenizer)> = None;

@@ -3,19 +3,9 @@
 
 use lmx::text::{GgufVocab, Tokenizer};
 use lmx_tensor::files::GgufFile;
-use std::path::{Path, PathBuf};
+use text_data::{golden_json, real_model};
 
-fn golden() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/text")
-}
-
-fn real_model(name: &str) -> PathBuf {
-    let models = std::env::var_os("LMX_TEST_MODELS")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models"), PathBuf::from);
-    let path = models.join(name);
-    assert!(path.exists(), "{} is missing: run scripts/test, or set LMX_TEST_MODELS", path.display());
-    path
-}
+mod text_data;
 
 #[test]
 fn ids_equal_those_of_tokenizer_json() {
@@ -26,8 +16,7 @@ fn ids_equal_those_of_tokenizer_json() {
         let start = std::time::Instant::now();
         let tokenizer = Tokenizer::from_gguf(&gguf).unwrap();
         println!("{file}: tokenizer built in {:?}", start.elapsed());
-        let text = std::fs::read_to_string(golden().join(format!("{golden_name}.json"))).unwrap();
-        let cases: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let cases: serde_json::Value = golden_json(&format!("{golden_name}.json"));
         let ids = |v: &serde_json::Value| -> Vec<u32> { serde_json::from_value(v.clone()).unwrap() };
         for case in cases["encode"].as_array().unwrap() {
             let text = case[0].as_str().unwrap();

@@ -3,16 +3,13 @@
 
 use lmx::text::{ChatTemplate, RenderOptions, SpecialTokens, TemplateError};
 use serde_json::Value;
-use std::path::Path;
+use text_data::{golden, golden_json};
 
-fn golden(name: &str) -> Value {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/text").join(name);
-    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
-}
+mod text_data;
 
 #[test]
 fn every_feature_renders_as_in_transformers() {
-    let file = golden("jinja.json");
+    let file: Value = golden_json("jinja.json");
     let mut variables = file["context"].as_object().unwrap().clone();
     let messages = variables.remove("messages").unwrap().as_array().unwrap().clone();
     let tools = variables.remove("tools").unwrap().as_array().unwrap().clone();
@@ -74,8 +71,8 @@ fn options(case: &serde_json::Map<String, Value>, special: &serde_json::Map<Stri
 
 #[test]
 fn whole_templates_render_as_in_transformers() {
-    let file: Renderings = serde_json::from_value(golden("templates.json")).unwrap();
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/text/templates");
+    let file: Renderings = golden_json("templates.json");
+    let folder = golden().join("templates");
     let mut wrong = Vec::new();
     for (name, case, want, refusal) in &file.rows {
         let source = std::fs::read_to_string(folder.join(format!("{name}.jinja"))).unwrap();

@@ -4,8 +4,10 @@
 use lmx::text::{Tokenizer, TokenizerFiles};
 use proptest::prelude::*;
 use serde::Deserialize;
-use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use text_data::{golden, golden_json, real_model, small};
+
+mod text_data;
 
 const KINDS: [&str; 7] = ["byte_level", "split_nfc", "llama", "gemma", "metaspace", "unigram", "word_level"];
 
@@ -14,27 +16,6 @@ struct Cases {
     /// Text, ids without and with the tokenizer's frame.
     encode: Vec<(String, Vec<u32>, Vec<u32>)>,
     decode: Vec<(Vec<u32>, String)>,
-}
-
-fn golden() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/text")
-}
-
-fn small(kind: &str) -> Tokenizer {
-    Tokenizer::from_folder(&golden().join(kind)).unwrap()
-}
-
-/// A real model's folder, or a message that says how to get it.
-fn real_model(name: &str) -> PathBuf {
-    let models = std::env::var_os("LMX_TEST_MODELS")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models"), PathBuf::from);
-    let folder = models.join(name);
-    assert!(folder.exists(), "{} is missing: run scripts/test, or set LMX_TEST_MODELS", folder.display());
-    folder
-}
-
-fn cases(path: &Path) -> Cases {
-    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
 fn check(name: &str, tokenizer: &Tokenizer, cases: &Cases) {
@@ -54,7 +35,7 @@ fn check(name: &str, tokenizer: &Tokenizer, cases: &Cases) {
 #[test]
 fn small_tokenizers_agree_with_hf() {
     for kind in KINDS {
-        check(kind, &small(kind), &cases(&golden().join(kind).join("cases.json")));
+        check(kind, &small(kind), &golden_json(&format!("{kind}/cases.json")));
     }
 }
 
@@ -64,7 +45,7 @@ fn real_tokenizers_agree_with_hf() {
         let start = std::time::Instant::now();
         let tokenizer = Tokenizer::from_folder(&real_model(folder)).unwrap();
         println!("{folder}: loaded in {:?}", start.elapsed());
-        check(name, &tokenizer, &cases(&golden().join(format!("{name}.json"))));
+        check(name, &tokenizer, &golden_json(&format!("{name}.json")));
     }
 }
 
