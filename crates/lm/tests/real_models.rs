@@ -136,7 +136,7 @@ fn replies(name: &str, prompts: &[Vec<u32>], batch: usize, chunk: usize, threads
             };
             let request = Request {
                 ignore_eos: true,
-                seed: Some(i as u64),
+                seed: Some((first + i) as u64),
                 sampling: lmx::sample::SamplingParams { temperature: 0.7, ..Default::default() },
                 logits_processors: vec![Box::new(watch)],
                 ..Request::new(prompt.clone(), 12)
