@@ -3,9 +3,10 @@
 use super::error::TokenizerError;
 use super::template::{ChatTemplate, RenderOptions, TemplateError};
 use super::tokenizer::{Hidden, Tokenizer};
-use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
+use aho_corasick::{AhoCorasick, AhoCorasickKind};
 use hashbrown::{HashMap, HashSet};
 use serde_json::Value;
+use std::cell::OnceCell;
 
 /// What the texts of control tokens (`<|im_end|>`) mean that stand in messages, tools and documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +92,8 @@ impl Tokenizer {
                 let guard = Guard::new(self, template, options.tools.is_some());
                 let marked = guard.mark(template, messages, &options, text)?;
                 let hidden = Hidden { positions: &marked.positions, control: &guard.control };
-                self.encode_into(&marked.text, Some(&hidden), &mut ids)?;
+                let hidden = Some(&hidden).filter(|hidden| !hidden.positions.is_empty());
+                self.encode_into(&marked.text, hidden, &mut ids)?;
                 text = marked.text;
             }
         }
@@ -115,7 +117,8 @@ struct Guard {
     texts: Vec<String>,
     /// Those that the template may look for in the assistant's messages.
     tags: HashSet<String>,
-    matcher: Option<AhoCorasick>,
+    /// Finds `texts`; built when first needed, since a vocabulary may have thousands.
+    matcher: OnceCell<Option<AhoCorasick>>,
 }
 
 /// A text, and the places in it at which a control token's text from outside begins or may begin.
@@ -156,12 +159,7 @@ impl Guard {
                 }
             }
         }
-        let matcher = AhoCorasick::builder()
-            .match_kind(MatchKind::LeftmostLongest)
-            .kind(Some(AhoCorasickKind::ContiguousNFA))
-            .build(&texts)
-            .ok();
-        Self { control, texts, tags, matcher }
+        Self { control, texts, tags, matcher: OnceCell::new() }
     }
 
     fn mark(
@@ -173,8 +171,7 @@ impl Guard {
     ) -> Result<Marked, ChatError> {
         let firsts: HashSet<char> = self.texts.iter().filter_map(|text| text.chars().next()).collect();
         let mut used = HashSet::new();
-        let mut collect = |text: &str| used.extend(text.chars());
-        for_each_text(messages, options, &mut collect);
+        for_each_text(messages, options, &mut |text| used.extend(text.chars()));
         if !firsts.iter().any(|c| used.contains(c)) {
             return Ok(Marked { text, positions: Vec::new() });
         }
@@ -225,13 +222,13 @@ impl Guard {
         if reach == Reach::Everywhere {
             return text.chars().map(|c| stand_ins.of(c)).collect();
         }
-        let mut starts: HashSet<usize> = HashSet::new();
-        if let Some(matcher) = &self.matcher {
-            let found = matcher.find_iter(text);
-            let found =
-                found.filter(|m| !keep_tags || !self.tags.contains(text.get(m.range()).unwrap_or("")));
-            starts.extend(found.map(|m| m.start()));
-        }
+        // Overlapping ones too: where one is hidden, another that begins inside it would be found.
+        let build =
+            || AhoCorasick::builder().kind(Some(AhoCorasickKind::ContiguousNFA)).build(&self.texts).ok();
+        let matcher = self.matcher.get_or_init(build).iter();
+        let found = matcher.flat_map(|matcher| matcher.find_overlapping_iter(text));
+        let found = found.filter(|m| !keep_tags || !self.tags.contains(text.get(m.range()).unwrap_or("")));
+        let mut starts: HashSet<usize> = found.map(|m| m.start()).collect();
         starts.extend(self.texts.iter().filter_map(|token| unfinished(text, token)));
         let hidden =
             text.char_indices().map(|(at, c)| if starts.contains(&at) { stand_ins.of(c) } else { c });

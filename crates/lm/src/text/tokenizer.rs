@@ -141,11 +141,24 @@ impl Tokenizer {
         out: &mut Vec<u32>,
     ) -> Result<(), tokenizers::Error> {
         let vocab = &self.inner.vocab;
+        let allowed = |id: u32| forbidden.is_none_or(|set| !set.contains(&id));
         match &self.inner.model {
             Model::Bpe(bpe) => bpe.encode(vocab, word, forbidden, scratch, out),
-            Model::Unigram(unigram) => out.extend(unigram.tokenize(word)?.iter().map(|t| t.id)),
+            Model::Unigram(unigram) => {
+                for token in unigram.tokenize(word)? {
+                    if allowed(token.id) {
+                        out.push(token.id);
+                        continue;
+                    }
+                    // A piece that is a control token is spelled out.
+                    for c in token.value.chars() {
+                        let spelled = unigram.tokenize(c.encode_utf8(&mut [0; 4]))?;
+                        out.extend(spelled.iter().map(|t| t.id).filter(|&id| allowed(id)));
+                    }
+                }
+            }
             Model::WordLevel { unk } => {
-                let id = vocab.id(word).or(*unk);
+                let id = vocab.id(word).filter(|&id| allowed(id)).or(*unk);
                 out.push(id.ok_or_else(|| format!("{word:?} is no token and there is no unknown token"))?);
             }
         }
