@@ -79,7 +79,7 @@ fn inverse(temperature: f64) -> f32 {
 /// Draws token i with a probability in proportion to `e^(factor · logprobs[i])`: the one at which the cumulative sum of
 /// these weights passes the share `uniform` of their total.
 ///
-/// This is what `mx.random.categorical` of mlx 0.32.4 computes for one row (docs/decisions/categorical-draw.md), hence
+/// This is what `mx.random.categorical` of mlx 0.32.4 computes for one row (docs/decisions/0004-categorical-draw.md), hence
 /// f32 sums in the order of token ids. Weights are relative to the largest; one below 2^-24 of the sum so far is never
 /// drawn. `weights` is overwritten.
 fn categorical(logprobs: &[f32], factor: f32, uniform: f32, weights: &mut Vec<f32>) -> usize {
