@@ -61,8 +61,7 @@ pub(crate) struct Decoder {
 }
 
 /// The names of the steps that can be read.
-pub(crate) const KNOWN_DECODERS: &str =
-    "BPE with ByteLevel, ByteFallback, Fuse, Metaspace, Replace, Sequence, Strip";
+pub(crate) const KNOWN_DECODERS: &str = "ByteFallback, ByteLevel, Fuse, Metaspace, Replace, Sequence, Strip";
 
 impl Decoder {
     /// Reads the `decoder` of a tokenizer.json; the error says which part is not known.

@@ -32,7 +32,7 @@ pub struct TokenizerFiles {
     pub special_tokens_map: Option<Vec<u8>>,
     /// chat_template.jinja.
     pub chat_template: Option<String>,
-    /// The templates of additional_chat_templates/ (or the older chat_templates/), by name.
+    /// The templates of additional_chat_templates/, by name.
     pub additional_templates: Vec<(String, String)>,
 }
 
