@@ -134,3 +134,17 @@ fn ctrl_c_stops_the_reply_and_keeps_the_session() {
     let cached = stderr.lines().rev().find_map(|line| line.split_once("tokens, ")).unwrap().1;
     assert!(!cached.starts_with("0 cached"), "{stderr}");
 }
+
+#[test]
+fn a_closed_pipe_ends_it_quietly() {
+    let model = Model::script(&[b"tick", b" tock\n"], Then::Loop);
+    let mut command = lmx(&["chat", "--model", model.path(), "-m", "-1"]);
+    let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(b"hi\n").unwrap();
+    let mut first = [0];
+    child.stdout.take().unwrap().read_exact(&mut first).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]));
+    drop(stdin);
+}

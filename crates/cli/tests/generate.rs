@@ -190,9 +190,9 @@ fn a_model_without_template() {
 
 #[test]
 fn filters_at_temperature_zero_are_noticed() {
-    let outcome = generate(&hello(), &["--top-p", "0.5", "--top-k", "3"]);
+    let outcome = generate(&hello(), &["--top-p", "0.5", "--top-k", "3", "--filter-tempered"]);
     assert_eq!(outcome.assert_ok(), "Hello wörld!\n\n");
-    for flag in ["--top-p", "--top-k"] {
+    for flag in ["--top-p", "--top-k", "--filter-tempered"] {
         assert!(outcome.stderr.contains(&format!("note: {flag} has no effect")), "{outcome:?}");
     }
     let outcome = generate(&hello(), &["--top-p", "0.5", "--temp", "0.1"]);

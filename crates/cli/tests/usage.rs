@@ -83,6 +83,7 @@ fn commands_that_do_not_exist() {
 fn words_are_read_as_argparse_reads_them() {
     for words in [
         &["--max-tok", "5"][..],
+        &["--te", "0.5", "--see", "1", "--ve", "t", "--tr", "--xtc-p", "0.1"],
         &["--max-tokens=5"],
         &["-m", "-1"],
         &["--max-tokens", "-1"],

@@ -14,6 +14,9 @@ pub(crate) struct SamplingArgs {
     /// Temperature; at 0 the most likely token is taken and the filters below have no effect
     #[arg(long, value_name = "T", default_value = "0", value_parser = number, allow_negative_numbers = true)]
     pub(crate) temp: f64,
+    /// Let the filters see the tempered probabilities, as in other programs, not the model's own
+    #[arg(long)]
+    pub(crate) filter_tempered: bool,
     /// Keep the most likely tokens that together have this probability (0 or 1: all)
     #[arg(long, value_name = "P", default_value = "1", value_parser = number, allow_negative_numbers = true)]
     pub(crate) top_p: f64,
@@ -95,6 +98,7 @@ impl SamplingArgs {
             top_k: self.top_k,
             xtc_probability: self.xtc_probability,
             xtc_threshold: self.xtc_threshold,
+            temperature_first: self.filter_tempered,
             ..SamplingParams::default()
         };
         let off = ProcessorParams::default();
@@ -126,6 +130,7 @@ fn logit_bias(text: &str) -> Result<BTreeMap<u32, f64>, String> {
 pub(crate) fn flag_of(field: &str) -> String {
     match field {
         "temperature" => "--temp".to_owned(),
+        "temperature_first" => "--filter-tempered".to_owned(),
         _ => format!("--{}", field.replace('_', "-")),
     }
 }
