@@ -18,6 +18,11 @@ impl<'a, T> Disjoint<'a, T> {
         Self { start: slice.as_mut_ptr(), len: slice.len(), lifetime: PhantomData }
     }
 
+    /// The address of element `index`, for prefetching only.
+    pub(crate) fn address(&self, index: usize) -> *const T {
+        self.start.wrapping_add(index)
+    }
+
     /// The part `range` of the slice.
     ///
     /// # Safety

@@ -7,10 +7,12 @@ use crate::simd::{Kernel, Simd};
 use half::{bf16, f16};
 use std::ops::Range;
 
-/// Bytes of weights that a panel reads where they are read once, from memory.
+/// Bytes of weights that a panel of one tile of rows reads, once, from memory.
 const STREAM_BYTES: usize = 32 << 10;
-/// Bytes of a panel widened to f32, which is read again for each tile of rows: a part of the second-level cache.
-const WIDE_BYTES: usize = 512 << 10;
+/// How many elements ahead they are asked for where four outputs do not fit in the first-level cache.
+const AHEAD: usize = 512;
+/// Elements of a panel that is read again for each tile of rows: as f32 a part of the second-level cache.
+const PANEL_ELEMENTS: usize = 256 << 10;
 /// Columns of a tile of rows that stay in the first-level cache while the outputs pass by; a multiple of 16.
 const DEPTH: usize = 1024;
 /// The most outputs of a panel with more columns: their lanes wait in the first-level cache too.
@@ -31,30 +33,35 @@ pub(super) struct Panel<'a> {
 /// How many outputs a panel should have.
 pub(super) fn outputs(weight: &FloatMatrix<'_>, rows: usize) -> usize {
     let cols = weight.cols.max(1);
-    let outputs = if !widens(rows) {
+    let outputs = if rows <= tile::ROWS {
         STREAM_BYTES / weight.ty.bytes() / cols
     } else if cols > DEPTH {
-        (WIDE_BYTES / size_of::<f32>() / cols).min(DEEP_OUTPUTS)
+        (PANEL_ELEMENTS / cols).min(DEEP_OUTPUTS)
     } else {
-        WIDE_BYTES / size_of::<f32>() / cols
+        PANEL_ELEMENTS / cols
     };
     outputs.max(1)
 }
 
 /// Floats of scratch for a panel of `outputs` outputs.
 pub(super) fn scratch_len(weight: &FloatMatrix<'_>, rows: usize, outputs: usize) -> usize {
-    if widens(rows) { outputs * padded(weight.cols) + lanes_len(weight.cols, outputs) } else { 0 }
+    wide_len(weight, rows, outputs) + lanes_len(weight.cols, rows, outputs)
+}
+
+/// Of it, floats for the weights widened once, where there are enough rows to pay for it.
+fn wide_len(weight: &FloatMatrix<'_>, rows: usize, outputs: usize) -> usize {
+    let pays = match weight.ty {
+        FloatType::F32 => false,
+        FloatType::F16 | FloatType::Bf16 => rows > 4 * tile::ROWS,
+        FloatType::E4m3 => rows > tile::ROWS,
+    };
+    if pays { outputs * padded(weight.cols) } else { 0 }
 }
 
 /// Of it, floats for the lanes of one tile of rows between two ranges of columns.
-fn lanes_len(cols: usize, outputs: usize) -> usize {
+fn lanes_len(cols: usize, rows: usize, outputs: usize) -> usize {
     // A tile has at least two outputs.
-    if cols > DEPTH { outputs.div_ceil(2) * tile::LANES } else { 0 }
-}
-
-/// Whether the weights are widened to f32 once, for several tiles of rows.
-fn widens(rows: usize) -> bool {
-    rows > tile::ROWS
+    if rows > tile::ROWS && cols > DEPTH { outputs.div_ceil(2) * tile::LANES } else { 0 }
 }
 
 fn padded(cols: usize) -> usize {
@@ -88,75 +95,117 @@ impl Panel<'_> {
     /// `weights` points to the first element of the matrix.
     #[inline(always)]
     fn with<S: Simd, W: Weights>(self, simd: S, weights: W) {
-        let cols = self.weight.cols;
+        let Self { rows, weight, .. } = self;
+        let (cols, outputs) = (weight.cols, self.outputs.len());
         // SAFETY: the matrix holds `weight.rows * cols` elements, checked by `matmul`.
         let first = unsafe { weights.at(self.outputs.start * cols) };
-        if !widens(self.rows) {
-            // SAFETY: `outputs` rows of `cols` elements lie from `first` on.
-            return unsafe { self.tiles(simd, first, cols, cols, std::ptr::null_mut()) };
+        let (wide, lanes) = self.scratch.split_at_mut(wide_len(&weight, rows, outputs));
+        let depth = if lanes.is_empty() { cols } else { cols.div_ceil(cols.div_ceil(DEPTH)) };
+        let (depth, lanes) = (depth.next_multiple_of(16), lanes.as_mut_ptr());
+        if wide.is_empty() {
+            // The next tile's weights, or this one's where a tile is too long for the first-level cache.
+            let tile = tile::OUTPUTS * cols;
+            let ahead = if tile * weight.ty.bytes() <= STREAM_BYTES / 2 { tile } else { AHEAD };
+            let layout = Layout { stride: cols, depth, ahead };
+            // SAFETY: `outputs` rows of `cols` elements lie from `first` on; the scratch has room for the lanes.
+            return unsafe { self.tiles(simd, first, layout, lanes) };
         }
         let stride = padded(cols);
-        let (wide, lanes) = self.scratch.split_at_mut(self.outputs.len() * stride);
         for (row, wide) in wide.chunks_exact_mut(stride).enumerate() {
             // SAFETY: as above; `row` is less than the number of outputs.
             unsafe { widen(simd, first.at(row * cols), cols, wide) };
         }
-        let (wide, lanes) = (Plain(wide.as_ptr()), lanes.as_mut_ptr());
-        let ranges = cols.div_ceil(DEPTH).max(1);
-        let depth = cols.div_ceil(ranges).next_multiple_of(16);
+        let wide = Plain(wide.as_ptr());
         // SAFETY: the scratch holds `outputs` rows of `stride` elements, and their lanes.
-        unsafe { self.tiles(simd, wide, stride, depth, lanes) };
+        unsafe { self.tiles(simd, wide, Layout { stride, depth, ahead: 0 }, lanes) };
     }
 
     /// # Safety
     /// `outputs.len()` rows of `cols` elements, `stride` apart, are readable from `first` on. `lanes` points to
     /// `lanes_len` floats if `depth` is less than `cols`; it is a multiple of 16 then.
     #[inline(always)]
-    unsafe fn tiles<S: Simd, W: Weights>(
-        &self,
-        simd: S,
-        first: W,
-        stride: usize,
-        depth: usize,
-        lanes: *mut f32,
-    ) {
-        let Self { x, rows, weight, outputs, out, .. } = self;
-        let (cols, width) = (weight.cols, weight.rows);
+    unsafe fn tiles<S: Simd, W: Weights>(&self, simd: S, first: W, layout: Layout, lanes: *mut f32) {
+        let (rows, cols, outputs) = (self.rows, self.weight.cols, self.outputs.len());
+        let Layout { stride, depth, mut ahead } = layout;
         let mut row = 0;
-        while row < *rows {
+        while row < rows {
             // Tiles of nearly the same number of rows.
-            let left = rows - row;
-            let tile_rows = left.div_ceil(left.div_ceil(tile::max_rows::<S>()));
+            let tile_rows = (rows - row).div_ceil((rows - row).div_ceil(tile::max_rows::<S>()));
             let step = tile::outputs::<S>(tile_rows);
-            let x = x[row * cols..][..tile_rows * cols].as_ptr();
+            let x = self.x[row * cols..][..tile_rows * cols].as_ptr();
             for start in (0..cols.max(1)).step_by(depth.max(1)) {
                 let columns = start..cols.min(start + depth);
-                for (index, output) in (0..outputs.len()).step_by(step).enumerate() {
-                    let count = step.min(outputs.len() - output);
+                let last = columns.end == cols;
+                let next_row = if last { row + tile_rows } else { row };
+                let next_column = if last { 0 } else { columns.end };
+                let next =
+                    (next_row..rows.min(next_row + tile_rows), next_column..cols.min(next_column + depth));
+                for (index, output) in (0..outputs).step_by(step).enumerate() {
+                    let count = step.min(outputs - output);
                     // SAFETY: by this function's contract; `x` holds `tile_rows` rows.
                     let sums = unsafe {
-                        let operands = Operands { x, w: first.at(output * stride), cols, stride };
+                        let operands = Operands { x, w: first.at(output * stride), cols, stride, ahead };
                         let lanes = lanes.wrapping_add(index * tile::LANES);
                         tile::tile(simd, operands, tile_rows, count, columns.clone(), lanes)
                     };
-                    if columns.end < cols {
-                        continue;
-                    }
-                    for (r, sums) in sums.iter().enumerate().take(tile_rows) {
-                        let at = (row + r) * width + outputs.start + output;
-                        // SAFETY: each output of each row belongs to one panel.
-                        let out = unsafe { out.part(at..at + count) };
-                        // Whole tiles are one store; the rest is rare.
-                        match out.as_mut_array() {
-                            Some(whole) => *whole = *sums,
-                            None => out.iter_mut().zip(sums).for_each(|(out, sum)| *out = *sum),
-                        }
+                    self.prefetch(simd, &next, output, step);
+                    if last {
+                        self.write(&sums[..tile_rows], row, output, count);
                     }
                 }
             }
+            // Once read, the weights are near.
+            ahead = 0;
             row += tile_rows;
         }
     }
+
+    /// Puts the first `count` sums of each row of a tile in their places.
+    #[inline(always)]
+    fn write(&self, sums: &[[f32; tile::OUTPUTS]], row: usize, output: usize, count: usize) {
+        for (r, sums) in sums.iter().enumerate() {
+            let at = (row + r) * self.weight.rows + self.outputs.start + output;
+            // SAFETY: each output of each row belongs to one panel.
+            let out = unsafe { self.out.part(at..at + count) };
+            // Whole tiles are one store; the rest is rare.
+            match out.as_mut_array() {
+                Some(whole) => *whole = *sums,
+                None => out.iter_mut().zip(sums).for_each(|(out, sum)| *out = *sum),
+            }
+        }
+    }
+
+    /// While a tile is computed, asks for a share of the activations that come `next`, rows and columns, and for
+    /// where their outputs go.
+    #[inline(always)]
+    fn prefetch<S: Simd>(&self, simd: S, next: &(Range<usize>, Range<usize>), output: usize, step: usize) {
+        const LINE: usize = 64 / size_of::<f32>();
+        let (rows, columns) = next;
+        let row_lines = columns.len().div_ceil(LINE);
+        let (lines, outputs) = (rows.len() * row_lines, self.outputs.len());
+        for line in lines * output / outputs..lines * (output + step) / outputs {
+            let (row, line) = (rows.start + line / row_lines, line % row_lines);
+            let at = row * self.weight.cols + columns.start + line * LINE;
+            simd.prefetch(self.x.as_ptr().wrapping_add(at).cast());
+        }
+        if columns.start == 0 {
+            for row in rows.clone() {
+                let at = row * self.weight.rows + self.outputs.start + output;
+                simd.prefetch(self.out.address(at).cast());
+            }
+        }
+    }
+}
+
+/// How a panel's weights are read.
+#[derive(Clone, Copy)]
+struct Layout {
+    /// Elements from one output's weights to the next one's.
+    stride: usize,
+    /// Columns read for all outputs before the next ones.
+    depth: usize,
+    /// How many elements ahead weights are asked for; 0: not at all.
+    ahead: usize,
 }
 
 /// Writes `cols` elements to `wide`, and zeros up to its end.

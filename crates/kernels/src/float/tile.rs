@@ -109,6 +109,8 @@ pub(super) struct Operands<W> {
     pub(super) w: W,
     pub(super) cols: usize,
     pub(super) stride: usize,
+    /// How many elements ahead weights are asked for; 0: not at all.
+    pub(super) ahead: usize,
 }
 
 /// Floats in which a tile keeps its lanes between two ranges of columns.
@@ -156,7 +158,7 @@ unsafe fn sized<S: Simd, W: Weights, const M: usize, const N: usize>(
     columns: Range<usize>,
     lanes: *mut f32,
 ) -> [[f32; OUTPUTS]; ROWS] {
-    let Operands { x, cols, stride, .. } = operands;
+    let Operands { x, cols, stride, ahead, .. } = operands;
     // Where there are fewer than N outputs, the last one is computed several times.
     let mut w = [operands.w; N];
     for (n, w) in w.iter_mut().enumerate() {
@@ -175,8 +177,8 @@ unsafe fn sized<S: Simd, W: Weights, const M: usize, const N: usize>(
     while k < whole {
         let mut wk = [simd.splat(0.0); N];
         for (wk, w) in wk.iter_mut().zip(&w) {
-            if M == 1 {
-                simd.prefetch(w.address(k + PREFETCH));
+            if ahead > 0 {
+                simd.prefetch(w.address(k + ahead));
             }
             // SAFETY: 16 elements are readable from `k` on.
             *wk = unsafe { w.load(simd, k) };
@@ -236,6 +238,3 @@ unsafe fn step<S: Simd, const M: usize, const N: usize>(
         }
     }
 }
-
-/// How many elements ahead a single row's weights are asked for.
-const PREFETCH: usize = 512;
