@@ -178,9 +178,18 @@ fn prefill(exec: &Exec) {
     }
 }
 
+/// Query heads, key-value heads and dimensions: LMX_SPEED_HEADS as 9,3,64, or some of real models.
+fn shapes() -> Vec<(usize, usize, usize)> {
+    let Ok(heads) = std::env::var("LMX_SPEED_HEADS") else {
+        return vec![(9, 3, 64), (4, 1, 256), (32, 32, 128), (32, 8, 128)];
+    };
+    let numbers: Vec<usize> = heads.split(',').map(|n| n.parse().unwrap()).collect();
+    vec![(numbers[0], numbers[1], numbers[2])]
+}
+
 fn attend(exec: &Exec) {
     println!("attention");
-    for (heads, kv_heads, head_dim) in [(9, 3, 64), (4, 1, 256), (32, 32, 128), (32, 8, 128)] {
+    for (heads, kv_heads, head_dim) in shapes() {
         for ty in [KvType::F16, KvType::Bf16, KvType::F32] {
             let kv = KvShape { ty, kv_heads, head_dim };
             let shape = AttentionShape {
