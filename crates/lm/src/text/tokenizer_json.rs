@@ -77,6 +77,9 @@ pub(crate) enum VocabJson {
     Scores(Vec<(String, f64)>),
 }
 
+/// A pair of ids (see [`Merges::key`]) with its rank and the joined id.
+type Ranked = (u64, (u32, u32));
+
 /// The two halves of every merge, in one arena: (end of the left, end of the right).
 #[derive(Default)]
 pub(crate) struct MergesJson {
@@ -232,7 +235,7 @@ impl MergesJson {
     }
 
     /// The ids of `count` merges from `first` on.
-    fn find(&self, vocab: &Vocab, first: usize, count: usize) -> Result<Vec<(u64, (u32, u32))>, String> {
+    fn find(&self, vocab: &Vocab, first: usize, count: usize) -> Result<Vec<Ranked>, String> {
         let id = |token: &str| vocab.id(token).ok_or_else(|| token.to_owned());
         let before = first.checked_sub(1).and_then(|i| self.ends.get(i));
         let mut start = before.map_or(0, |&(_, end)| end);
