@@ -208,7 +208,8 @@ pub(super) fn quantize_tile(form: Form, x: &[f32], digits: &mut [u8], words: &mu
 /// Quantizes row `row` of a tile of `rows` rows into the tile's digits and words.
 #[inline(always)]
 fn quantize_row(form: Form, x: &[f32], digits: &mut [u8], words: &mut [u8], row: usize, rows: usize) {
-    for (s, x) in x.chunks_exact(form.span).enumerate() {
+    // With groups of 16, the last span of 32 may be half there.
+    for (s, x) in x.chunks(form.span).enumerate() {
         // Without the sign bit, floats compare like their bits; NaN is above all.
         let max_bits = x.iter().fold(0, |max, v| max.max(v.to_bits() & 0x7fff_ffff));
         let (scale, inverse) = span_scale(max_bits);
