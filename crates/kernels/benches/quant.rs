@@ -2,7 +2,7 @@
 //! GFLOP/s. Each figure is the best of some interleaved rounds.
 //!
 //! ```text
-//! cargo bench -p lmx-kernels --bench quant -- [decode|prefill] [FORMAT] [scalar|avx2|avx512|amx] [THREADS] [600MB] [x128]
+//! cargo bench -p lmx-kernels --bench quant -- [decode|prefill] [FORMAT] [scalar|avx2|avx512|amx] [THREADS] [600MB] [4096x4096] [x128]
 //! ```
 #![allow(clippy::unwrap_used, reason = "a bench")]
 
@@ -79,7 +79,8 @@ fn decode(exec: &Exec, name: &str, format: Format, megabytes: usize) {
     let (cols, bytes) = (4096, megabytes << 20);
     let probe = pack(exec, 16, cols, format).bytes();
     let rows = bytes / probe * 16;
-    let weight = pack(exec, rows, cols, format);
+    let mut weight = pack(exec, 16, cols, format);
+    let packing = seconds(|| weight = pack(exec, rows, cols, format));
     let plain = vec![1u64; bytes / 8];
     let mut line = String::new();
     let mut reading = f64::MAX;
@@ -97,11 +98,15 @@ fn decode(exec: &Exec, name: &str, format: Format, megabytes: usize) {
         line += &format!("  {:5.1}", 1e-9 / best);
     }
     let bits = weight.bytes() as f64 * 8.0 / (rows * cols) as f64;
-    println!("decode {name:9} {bits:5.2} bit  read {:5.1}  rows 1 2 4 8 16: {line} GB/s", 1e-9 / reading);
+    let packed = (rows * cols) as f64 * 1e-9 / packing;
+    println!(
+        "decode {name:9} {bits:5.2} bit  packed at {packed:4.2} Gweight/s  read {:5.1}  rows 1 2 4 8 16: {line} GB/s",
+        1e-9 / reading
+    );
 }
 
-fn prefill(exec: &Exec, name: &str, format: Format, tokens: &[usize]) {
-    for (rows, cols) in [(4096, 4096), (2048, 2048), (2048, 8192), (8192, 2048), (576, 1536)] {
+fn prefill(exec: &Exec, name: &str, format: Format, shapes: &[(usize, usize)], tokens: &[usize]) {
+    for &(rows, cols) in shapes {
         let weight = pack(exec, rows, cols, format);
         let mut line = String::new();
         for &batch in tokens {
@@ -129,6 +134,13 @@ fn main() {
     let megabytes = args.iter().find_map(|a| a.strip_suffix("MB")?.parse().ok()).unwrap_or(600);
     let tokens: Vec<usize> = args.iter().filter_map(|a| a.strip_prefix('x')?.parse().ok()).collect();
     let tokens = if tokens.is_empty() { vec![4, 8, 16, 32, 128, 512] } else { tokens };
+    let shape = |arg: &String| {
+        let (rows, cols) = arg.split_once('x')?;
+        Some((rows.parse().ok()?, cols.parse().ok()?))
+    };
+    let shapes: Vec<(usize, usize)> = args.iter().filter_map(shape).collect();
+    let all = vec![(4096, 4096), (2048, 2048), (2048, 8192), (8192, 2048), (576, 1536)];
+    let shapes = if shapes.is_empty() { all } else { shapes };
     let named = formats().iter().any(|(name, _)| given(name));
     let both = !given("decode") && !given("prefill");
     for &threads in if threads.is_empty() { &[1, 2][..] } else { &threads } {
@@ -139,7 +151,7 @@ fn main() {
                 decode(&exec, name, format, megabytes);
             }
             if both || given("prefill") {
-                prefill(&exec, name, format, &tokens);
+                prefill(&exec, name, format, &shapes, &tokens);
             }
         }
     }

@@ -222,6 +222,40 @@ fn several_products_share_an_input() {
     }
 }
 
+/// Row r of the matrix has scale byte r; all its codes are 1.
+#[test]
+fn every_scale_byte_is_read_alike() {
+    for (scales, group) in [(Scales::E8m0, 32), (Scales::E4m3 { global: 1.0 }, 16)] {
+        let format = Format { codes: Codes::E2m1, group, scales };
+        let matrix = QuantMatrix::pack(&scalar(), 256, group, format, &|row, buf| {
+            buf.codes.fill(2);
+            buf.sub_scales.fill(row as u8);
+        })
+        .unwrap();
+        let mut x = vec![0.0; group];
+        x[3] = 1.0;
+        let want = run(&scalar(), &matrix, &x, 1);
+        for (byte, got) in want.iter().enumerate() {
+            let mut weights = vec![0.0; group];
+            matrix.dequantize_row(byte, &mut weights);
+            let nan = if group == 32 { byte == 255 } else { byte & 127 == 127 };
+            assert_eq!(weights[3].is_nan(), nan, "{scales:?} {byte}");
+            // Below 1e-30 the scale times that of the activations is subnormal.
+            let close = (weights[3] - got).abs() <= (1e-6 * weights[3].abs()).max(1e-36);
+            assert!(nan || close, "{scales:?} {byte}: {got}");
+            if group == 32 && !nan {
+                assert_eq!(f64::from(weights[3]), 2f64.powi(byte as i32 - 127));
+            }
+        }
+        for isa in Isa::all() {
+            for rows in [1, 5] {
+                let got = run(&Exec::new(isa, 1), &matrix, &x.repeat(rows), rows);
+                assert!(same_bits(&got, &want.repeat(rows)), "{isa}, {rows} rows, {scales:?}");
+            }
+        }
+    }
+}
+
 /// The largest codes, scales and activations: the integer sums must not overflow.
 #[test]
 fn extreme_values_do_not_overflow() {

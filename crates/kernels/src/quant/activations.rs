@@ -3,6 +3,7 @@
 use super::format::{Kind, Layout, SUPER};
 use crate::isa::Level;
 use crate::{AlignedBytes, Exec};
+use std::cell::RefCell;
 
 /// Largest |t|: 127 in the high digit, 0 in the low one.
 const TOP: f32 = 32512.0;
@@ -84,13 +85,13 @@ impl Activations {
     /// Quantizes `rows` rows, 1 or more, in tiles of `tile`: 1, 2, 4 or 16.
     pub(super) fn quantize(exec: &Exec, x: &[f32], rows: usize, tile: usize, form: Form) -> Self {
         let cols = x.len() / rows;
-        let row_digits = cols.div_ceil(STRIDE) * 2 * STRIDE;
+        let row_digits = cols.next_multiple_of(STRIDE) * 2;
         let row_words = cols / form.step * WORDS * 4;
         let all = rows / tile * tile + padded(rows % tile, tile).min(tile);
-        let mut digits = AlignedBytes::zeroed(all * row_digits);
-        let mut words = AlignedBytes::zeroed(all * row_words);
-        let tiles = Parts { start: digits.as_mut_ptr(), part: tile * row_digits, len: digits.len() };
-        let tile_words = Parts { start: words.as_mut_ptr(), part: tile * row_words, len: words.len() };
+        let mut digits = take(all * row_digits);
+        let mut words = take(all * row_words);
+        let tiles = Parts { start: digits.as_mut_ptr(), part: tile * row_digits, len: all * row_digits };
+        let tile_words = Parts { start: words.as_mut_ptr(), part: tile * row_words, len: all * row_words };
         let quantize_tile = match exec.isa.level() {
             #[cfg(target_arch = "x86_64")]
             Level::Avx512 | Level::Amx => |form, x: &[f32], digits: &mut [u8], words: &mut [u8], rows| {
@@ -124,6 +125,11 @@ impl Activations {
         self.rows
     }
 
+    /// Rows of a tile that is not the last.
+    pub(super) fn tile_rows(&self) -> usize {
+        self.tile
+    }
+
     pub(super) fn tiles(&self) -> usize {
         self.rows.div_ceil(self.tile)
     }
@@ -132,7 +138,7 @@ impl Activations {
         let first = index * self.tile;
         let rows = self.tile.min(self.rows - first);
         let padded = padded(rows, self.tile);
-        let row_digits = self.cols.div_ceil(STRIDE) * 2 * STRIDE;
+        let row_digits = self.cols.next_multiple_of(STRIDE) * 2;
         let row_words = self.cols / self.form.step * WORDS * 4;
         Tile {
             first,
@@ -141,6 +147,25 @@ impl Activations {
             digits: &self.digits[first * row_digits..][..padded * row_digits],
             words: &self.words[first * row_words..][..padded * row_words],
         }
+    }
+}
+
+thread_local! {
+    /// Buffers of past activations: a matmul needs no fresh memory.
+    static SPARE: RefCell<Vec<AlignedBytes>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A buffer of at least `len` bytes with any content.
+fn take(len: usize) -> AlignedBytes {
+    let spare = SPARE.with_borrow_mut(Vec::pop);
+    spare.filter(|buffer| buffer.len() >= len).unwrap_or_else(|| AlignedBytes::zeroed(len))
+}
+
+impl Drop for Activations {
+    fn drop(&mut self) {
+        let none = || AlignedBytes::zeroed(0);
+        let buffers = [&mut self.words, &mut self.digits].map(|buffer| std::mem::replace(buffer, none()));
+        SPARE.with_borrow_mut(|spare| spare.extend(buffers));
     }
 }
 
@@ -182,6 +207,89 @@ impl Tile<'_> {
     }
 }
 
+/// Quantizes the `count` rows of a tile into its digits and words, and zeroes what pads them.
+#[inline(always)]
+pub(super) fn quantize_tile(form: Form, x: &[f32], digits: &mut [u8], words: &mut [u8], count: usize) {
+    let cols = x.len() / count;
+    if cols == 0 {
+        return;
+    }
+    let rows = digits.len() / (cols.next_multiple_of(STRIDE) * 2);
+    if rows > count {
+        digits.fill(0);
+        words.fill(0);
+    } else if !cols.is_multiple_of(STRIDE) {
+        let last = digits.len() - rows * 2 * STRIDE;
+        digits[last..].fill(0);
+    }
+    for (row, x) in x.chunks_exact(cols).enumerate() {
+        let mut out = Row { form, digits: &mut *digits, words: &mut *words, row, rows };
+        match (form.span, form.step) {
+            (32, 16) => out.quantize::<32, 16>(x),
+            (32, _) => out.quantize::<32, 32>(x),
+            (64, _) => out.quantize::<64, 64>(x),
+            (_, 16) => out.quantize::<SUPER, 16>(x),
+            (_, _) => out.quantize::<SUPER, 32>(x),
+        }
+    }
+}
+
+/// Row `row` of a tile of `rows` rows.
+struct Row<'a> {
+    form: Form,
+    digits: &'a mut [u8],
+    words: &'a mut [u8],
+    row: usize,
+    rows: usize,
+}
+
+impl Row<'_> {
+    #[inline(always)]
+    fn quantize<const SPAN: usize, const STEP: usize>(&mut self, x: &[f32]) {
+        let (spans, rest) = x.as_chunks::<SPAN>();
+        for (i, span) in spans.iter().enumerate() {
+            self.span::<STEP>(span, i * SPAN);
+        }
+        // One step of 16 inputs that share no span with a second.
+        if !rest.is_empty() {
+            self.span::<STEP>(rest, x.len() - rest.len());
+        }
+    }
+
+    /// The inputs of one span, from `first` on.
+    #[inline(always)]
+    fn span<const STEP: usize>(&mut self, x: &[f32], first: usize) {
+        // Without the sign bit, floats compare like their bits; NaN is above all.
+        let max_bits = x.iter().fold(0, |max, v| max.max(v.to_bits() & 0x7fff_ffff));
+        let (scale, inverse) = span_scale(max_bits);
+        for (i, x) in x.as_chunks::<STEP>().0.iter().enumerate() {
+            let input = first + i * STEP;
+            let at = (input / STRIDE * 2 * self.rows + self.row) * STRIDE + input % STRIDE;
+            let (high, low) = self.digits[at..].split_at_mut(self.rows * STRIDE);
+            let (high, low) = (&mut high[..STEP], &mut low[..STEP]);
+            let (mut sum_high, mut sum_low) = (0, 0);
+            for ((x, high), low) in x.iter().zip(high).zip(low) {
+                let (h, l) = if inverse == 0.0 { (0, 0) } else { split(x * inverse) };
+                *high = h as u8;
+                *low = l as u8;
+                sum_high += h;
+                sum_low += l;
+            }
+            let sum = 256 * sum_high + sum_low;
+            let sum_word = match self.form.kind {
+                Kind::Plain => (scale * sum as f32).to_bits(),
+                Kind::Super => (sum >> 9 << 16 | sum & 511).cast_unsigned(),
+            };
+            let zero = self.form.zero;
+            let [high, low] = [-zero * sum_high, -zero * sum_low].map(i32::cast_unsigned);
+            for (word, value) in [scale.to_bits(), sum_word, high, low].into_iter().enumerate() {
+                let at = ((input / STEP * WORDS + word) * self.rows + self.row) * 4;
+                self.words[at..at + 4].copy_from_slice(&value.to_le_bytes());
+            }
+        }
+    }
+}
+
 /// a and 1/a of a span, from the bits of its largest magnitude.
 #[inline(always)]
 fn span_scale(max_bits: u32) -> (f32, f32) {
@@ -192,55 +300,6 @@ fn span_scale(max_bits: u32) -> (f32, f32) {
         (0.0, 0.0)
     } else {
         (max / TOP, TOP / max)
-    }
-}
-
-/// Quantizes the `count` rows of a tile; all it writes was zero before.
-#[inline(always)]
-pub(super) fn quantize_tile(form: Form, x: &[f32], digits: &mut [u8], words: &mut [u8], count: usize) {
-    let cols = x.len() / count;
-    let rows = digits.len() / (cols.div_ceil(STRIDE) * 2 * STRIDE).max(1);
-    for (row, x) in x.chunks_exact(cols.max(1)).enumerate() {
-        quantize_row(form, x, digits, words, row, rows);
-    }
-}
-
-/// Quantizes row `row` of a tile of `rows` rows into the tile's digits and words.
-#[inline(always)]
-fn quantize_row(form: Form, x: &[f32], digits: &mut [u8], words: &mut [u8], row: usize, rows: usize) {
-    // With groups of 16, the last span of 32 may be half there.
-    for (s, x) in x.chunks(form.span).enumerate() {
-        // Without the sign bit, floats compare like their bits; NaN is above all.
-        let max_bits = x.iter().fold(0, |max, v| max.max(v.to_bits() & 0x7fff_ffff));
-        let (scale, inverse) = span_scale(max_bits);
-        for (i, x) in x.chunks_exact(form.step).enumerate() {
-            let first = s * form.span + i * form.step;
-            let at = (first / STRIDE * 2 * rows + row) * STRIDE + first % STRIDE;
-            let (high, low) = digits[at..].split_at_mut(rows * STRIDE);
-            let (mut sum_high, mut sum_low) = (0, 0);
-            for ((x, high), low) in x.iter().zip(high).zip(low) {
-                let (h, l) = if inverse == 0.0 { (0, 0) } else { split(x * inverse) };
-                *high = h as u8;
-                *low = l as u8;
-                sum_high += h;
-                sum_low += l;
-            }
-            let sum = 256 * sum_high + sum_low;
-            let sum_word = match form.kind {
-                Kind::Plain => (scale * sum as f32).to_bits(),
-                Kind::Super => (sum >> 9 << 16 | sum & 511).cast_unsigned(),
-            };
-            let values = [
-                scale.to_bits(),
-                sum_word,
-                (-form.zero * sum_high).cast_unsigned(),
-                (-form.zero * sum_low).cast_unsigned(),
-            ];
-            for (word, value) in values.into_iter().enumerate() {
-                let at = ((first / form.step * WORDS + word) * rows + row) * 4;
-                words[at..at + 4].copy_from_slice(&value.to_le_bytes());
-            }
-        }
     }
 }
 

@@ -8,7 +8,7 @@ mod plain;
 mod super_blocks;
 mod tile;
 
-use super::activations::{Activations, Tile};
+use super::activations::{Activations, Form, Tile};
 use super::format::{Kind, LANES, Layout};
 use super::{Blocks, Out, QuantMatrix};
 use crate::AlignedBytes;
@@ -19,8 +19,13 @@ use std::ops::Range;
 /// Inputs of a panel of a plain format, 256 for super-blocks.
 const PANEL_INPUTS: usize = 512;
 
-/// The smallest number of rows that is faster here than with VNNI.
-pub(super) const MIN_ROWS: usize = 4;
+/// Rows of a tile.
+pub(super) const ROWS: usize = 16;
+
+/// The smallest number of rows that is faster here than with VNNI: full tiles pay sooner.
+pub(super) fn min_rows(form: Form) -> usize {
+    if form.step == 64 { 3 } else { 5 }
+}
 
 /// How much is done with one panel.
 struct Blocking {
@@ -37,16 +42,18 @@ impl Blocking {
     }
 }
 
-/// One pass of a tile of rows over a panel.
+/// One pass of some tiles of rows, of equal shape, over a panel.
 struct Pass<'a> {
     layout: &'a Layout,
-    tile: Tile<'a>,
+    tiles: &'a [Tile<'a>],
     panel: *const u8,
     blocks: Blocks,
     /// The steps (plain formats) or super-blocks of the panel.
     steps: Range<usize>,
-    /// Results of these blocks so far, [block][row][16].
+    /// Results of these tiles and blocks so far, [tile][block][row][16].
     sums: *mut f32,
+    /// Floats from tile to tile in `sums`.
+    tile_sums: usize,
     /// No results so far.
     first: bool,
     /// Afterwards they are complete, and are written to `out`.
@@ -74,12 +81,13 @@ pub(super) unsafe fn matmul(weight: &QuantMatrix, input: &Activations, blocks: B
         Kind::Super => (weight.units(), 1, super_blocks::PANEL_STEP),
     };
     SCRATCH.with_borrow_mut(|[panel, sums]| {
-        let tile_sums = blocking.blocks * 16 * LANES;
+        let tile_sums = blocking.blocks * ROWS * LANES;
         reserve(panel, blocking.blocks * per_panel * step_bytes);
         reserve(sums, blocking.tiles * tile_sums * 4);
         let (panel, sums) = (panel.as_mut_ptr(), sums.as_mut_ptr().cast::<f32>());
         let mut shape = 0;
         for tiles in chunks(0..input.tiles(), blocking.tiles) {
+            let tiles: Vec<Tile<'_>> = tiles.map(|tile| input.tile(tile)).collect();
             for blocks in chunks(blocks.clone(), blocking.blocks) {
                 for steps in chunks(0..all, per_panel) {
                     // SAFETY: the panel has room for these blocks and steps, the sums for the tiles and blocks.
@@ -88,9 +96,10 @@ pub(super) unsafe fn matmul(weight: &QuantMatrix, input: &Activations, blocks: B
                             Kind::Plain => plain::expand(weight, blocks.clone(), steps.clone(), panel),
                             Kind::Super => super_blocks::expand(weight, blocks.clone(), steps.start, panel),
                         }
-                        for (i, tile) in tiles.clone().map(|t| input.tile(t)).enumerate() {
-                            if tile.padded != shape {
-                                shape = tile.padded;
+                        let mut sums = sums;
+                        for tiles in equal_pairs(&tiles) {
+                            if tiles[0].padded != shape {
+                                shape = tiles[0].padded;
                                 tile::configure(
                                     shape,
                                     if layout.kind == Kind::Plain { layout.step } else { 64 },
@@ -98,11 +107,12 @@ pub(super) unsafe fn matmul(weight: &QuantMatrix, input: &Activations, blocks: B
                             }
                             let pass = Pass {
                                 layout,
-                                tile,
+                                tiles,
                                 panel,
                                 blocks: blocks.clone(),
                                 steps: steps.clone(),
-                                sums: sums.add(i * tile_sums),
+                                sums,
+                                tile_sums,
                                 first: steps.start == 0,
                                 last: steps.end == all,
                                 out,
@@ -111,6 +121,7 @@ pub(super) unsafe fn matmul(weight: &QuantMatrix, input: &Activations, blocks: B
                                 Kind::Plain => plain::run(&pass),
                                 Kind::Super => super_blocks::run(&pass),
                             }
+                            sums = sums.add(tiles.len() * tile_sums);
                         }
                     }
                 }
@@ -136,39 +147,40 @@ fn chunks(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>
     })
 }
 
+/// Tiles two by two, as far as they have the same number of rows in memory.
+fn equal_pairs<'a>(tiles: &'a [Tile<'a>]) -> impl Iterator<Item = &'a [Tile<'a>]> {
+    tiles.chunk_by(|a, b| a.padded == b.padded).flat_map(|equal| equal.chunks(2))
+}
+
 impl Pass<'_> {
-    /// The results of a block so far.
+    /// The results so far of one row of a tile, for the `index`th block of the panel.
     ///
     /// # Safety
-    /// `index` is below the number of blocks, R the padded rows of the tile, `sums` has room.
+    /// Tile, row and block are of the pass; `R` are the rows in memory.
     #[target_feature(enable = "avx512f")]
     #[inline]
-    unsafe fn load_sums<const R: usize>(&self, index: usize) -> [__m512; R] {
-        let mut acc = [_mm512_setzero_ps(); R];
-        if !self.first {
-            for (row, acc) in acc.iter_mut().enumerate() {
-                // SAFETY: by the caller's word.
-                *acc = unsafe { _mm512_load_ps(self.sums.add((index * R + row) * LANES)) };
-            }
+    unsafe fn load<const R: usize>(&self, tile: usize, index: usize, row: usize) -> __m512 {
+        if self.first {
+            return _mm512_setzero_ps();
         }
-        acc
+        // SAFETY: by the caller's word.
+        unsafe { _mm512_load_ps(self.sums.add(tile * self.tile_sums + (index * R + row) * LANES)) }
     }
 
-    /// Keeps the results of a block, or writes them out after the last panel.
+    /// Keeps the results of a row, or writes them out after the last panel.
     ///
     /// # Safety
-    /// As [`Pass::load_sums`]; the block belongs to this thread.
+    /// As [`Pass::load`]; the block belongs to this thread.
     #[target_feature(enable = "avx512f")]
     #[inline]
-    unsafe fn store_sums<const R: usize>(&self, index: usize, acc: &[__m512; R]) {
-        for (row, acc) in acc.iter().enumerate() {
-            // SAFETY: by the caller's word.
-            unsafe {
-                if !self.last {
-                    _mm512_store_ps(self.sums.add((index * R + row) * LANES), *acc);
-                } else if row < self.tile.rows {
-                    super::avx512::store(self.out, self.tile.first + row, self.blocks.start + index, *acc);
-                }
+    unsafe fn store<const R: usize>(&self, tile: usize, index: usize, row: usize, values: __m512) {
+        let (first, rows) = (self.tiles[tile].first, self.tiles[tile].rows);
+        // SAFETY: by the caller's word.
+        unsafe {
+            if !self.last {
+                _mm512_store_ps(self.sums.add(tile * self.tile_sums + (index * R + row) * LANES), values);
+            } else if row < rows {
+                super::avx512::store(self.out, first + row, self.blocks.start + index, values);
             }
         }
     }

@@ -54,11 +54,11 @@ pub(super) unsafe fn matmul(weight: &QuantMatrix, input: &Activations, blocks: B
 }
 
 fn kernel(layout: &Layout, rows: usize) -> Kernel {
-    fn plain_of<const CODE: u8>(rows: usize) -> Kernel {
+    fn plain_of<const CODE: u8, const STEP: usize>(rows: usize) -> Kernel {
         match rows {
-            1 => plain::<CODE, 1>,
-            2 => plain::<CODE, 2>,
-            _ => plain::<CODE, 4>,
+            1 => plain::<CODE, STEP, 1>,
+            2 => plain::<CODE, STEP, 2>,
+            _ => plain::<CODE, STEP, 4>,
         }
     }
     fn super_of<const CODE: u8>(rows: usize) -> Kernel {
@@ -69,14 +69,20 @@ fn kernel(layout: &Layout, rows: usize) -> Kernel {
         }
     }
     match (layout.kind, code::of(layout)) {
-        (Kind::Plain, 2) => plain_of::<2>(rows),
-        (Kind::Plain, 3) => plain_of::<3>(rows),
-        (Kind::Plain, 4) => plain_of::<4>(rows),
-        (Kind::Plain, 5) => plain_of::<5>(rows),
-        (Kind::Plain, 6) => plain_of::<6>(rows),
-        (Kind::Plain, code::E2M1_32) => plain_of::<{ code::E2M1_32 }>(rows),
-        (Kind::Plain, code::E2M1_16) => plain_of::<{ code::E2M1_16 }>(rows),
-        (Kind::Plain, _) => plain_of::<8>(rows),
+        (Kind::Plain, 2) if layout.step == 32 => plain_of::<2, 32>(rows),
+        (Kind::Plain, 2) => plain_of::<2, 64>(rows),
+        (Kind::Plain, 3) if layout.step == 32 => plain_of::<3, 32>(rows),
+        (Kind::Plain, 3) => plain_of::<3, 64>(rows),
+        (Kind::Plain, 4) if layout.step == 32 => plain_of::<4, 32>(rows),
+        (Kind::Plain, 4) => plain_of::<4, 64>(rows),
+        (Kind::Plain, 5) if layout.step == 32 => plain_of::<5, 32>(rows),
+        (Kind::Plain, 5) => plain_of::<5, 64>(rows),
+        (Kind::Plain, 6) if layout.step == 32 => plain_of::<6, 32>(rows),
+        (Kind::Plain, 6) => plain_of::<6, 64>(rows),
+        (Kind::Plain, 8) if layout.step == 32 => plain_of::<8, 32>(rows),
+        (Kind::Plain, 8) => plain_of::<8, 64>(rows),
+        (Kind::Plain, code::E2M1_16) => plain_of::<{ code::E2M1_16 }, 16>(rows),
+        (Kind::Plain, _) => plain_of::<{ code::E2M1_32 }, 32>(rows),
         (Kind::Super, 2) => super_of::<2>(rows),
         (Kind::Super, 3) => super_of::<3>(rows),
         (Kind::Super, 4) => super_of::<4>(rows),
@@ -122,28 +128,23 @@ unsafe fn decode<const CODE: u8>(packed: *const u8) -> [__m256i; CHUNK / 4] {
 /// Eight scales (or biases) of a group as f32.
 ///
 /// # Safety
-/// `at` has 8 of them in the layout's encoding.
+/// `at` has 8 of them in the layout's encoding; CODE is the layout's.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-unsafe fn scales(layout: &Layout, at: *const u8) -> __m256 {
+unsafe fn scales<const CODE: u8>(layout: &Layout, at: *const u8) -> __m256 {
+    let factor = _mm256_set1_ps(layout.factor);
     // SAFETY: the loads read 8 values of the encoding.
     unsafe {
-        match layout.scale {
-            ScaleCode::F16 => halves(at),
-            ScaleCode::Bf16 => {
-                let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(at.cast()));
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
-            }
-            ScaleCode::F32 => _mm256_loadu_ps(at.cast()),
-            ScaleCode::E8m0 => {
+        match (CODE, layout.scale) {
+            (code::E2M1_32, _) => {
                 let byte = bytes(at);
                 // Byte 0 is a subnormal, 255 a NaN; the others are an exponent.
                 let bits = _mm256_max_epi32(_mm256_slli_epi32::<23>(byte), _mm256_set1_epi32(0x0040_0000));
                 let nan = _mm256_cmpeq_epi32(byte, _mm256_set1_epi32(255));
                 let bits = _mm256_blendv_epi8(bits, _mm256_set1_epi32(0x7fc0_0000), nan);
-                _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(layout.factor))
+                _mm256_mul_ps(_mm256_castsi256_ps(bits), factor)
             }
-            ScaleCode::E4m3 => {
+            (code::E2M1_16, _) => {
                 // The same exponent and mantissa in an f16, whose bias is 8 more.
                 let byte = _mm_cvtepu8_epi16(_mm_loadl_epi64(at.cast()));
                 let size = _mm_and_si128(byte, _mm_set1_epi16(0x7f));
@@ -152,8 +153,14 @@ unsafe fn scales(layout: &Layout, at: *const u8) -> __m256 {
                 let nan = _mm256_cvtepi16_epi32(_mm_cmpeq_epi16(size, _mm_set1_epi16(0x7f)));
                 let value = _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256.0));
                 let value = _mm256_blendv_ps(value, _mm256_set1_ps(f32::NAN), _mm256_castsi256_ps(nan));
-                _mm256_mul_ps(value, _mm256_set1_ps(layout.factor))
+                _mm256_mul_ps(value, factor)
             }
+            (_, ScaleCode::F16) => halves(at),
+            (_, ScaleCode::Bf16) => {
+                let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(at.cast()));
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
+            }
+            _ => _mm256_loadu_ps(at.cast()),
         }
     }
 }
@@ -267,9 +274,9 @@ impl<const M: usize> Input<M> {
 /// One block of outputs for a tile of M rows, a format with plain scales.
 ///
 /// # Safety
-/// As [`matmul`]; the layout is of [`Kind::Plain`] and CODE its code.
+/// As [`matmul`]; the layout is of [`Kind::Plain`], CODE its code and STEP its step.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn plain<const CODE: u8, const M: usize>(
+unsafe fn plain<const CODE: u8, const STEP: usize, const M: usize>(
     weight: &QuantMatrix,
     tile: &Tile<'_>,
     block: usize,
@@ -277,75 +284,52 @@ unsafe fn plain<const CODE: u8, const M: usize>(
 ) {
     let layout = weight.layout();
     let input = Input::<M>::new(tile);
-    let chunk_bytes = const { 64 * code::bits(CODE) };
-    let steps_a_unit = layout.unit / layout.step;
+    let (steps, steps_a_unit) = (weight.cols() / STEP, layout.unit / STEP);
+    // Both steps of a group of 128 have the same scale.
+    let scale_bytes = if layout.group > STEP { 0 } else { LANES * layout.scale.bytes() };
     let mut acc = [[_mm256_setzero_ps(); M]; 2];
-    for unit in 0..weight.units() {
-        let packed = weight.unit(block, unit).as_ptr();
-        fetch_ahead(packed, layout.block);
-        let first_step = unit * steps_a_unit;
-        let steps = steps_a_unit.min(weight.cols() / layout.step - first_step);
+    let mut unit = weight.strip(block);
+    for first in (0..steps).step_by(steps_a_unit) {
+        fetch_ahead(unit, layout.block);
         for (half, acc) in acc.iter_mut().enumerate() {
-            for i in 0..steps {
-                let step = first_step + i;
-                // SAFETY: the step lies in this unit of the block and in the tile; codes and scales are where the
-                // layout says.
+            let mut at = unit.wrapping_add(half * 32);
+            let mut scale = half * HALF * layout.scale.bytes();
+            for step in first..steps.min(first + steps_a_unit) {
+                // SAFETY: the step lies in this unit of the block and in the tile; scales are where the layout says.
                 unsafe {
                     let mut sums = input.start(step);
-                    let first = i * layout.step;
-                    let mut chunk = packed.add(first / CHUNK * chunk_bytes + half * 32);
-                    if const { code::halves(CODE, Kind::Plain) } {
-                        let codes = decode::<CODE>(chunk);
-                        let codes = if first.is_multiple_of(CHUNK) { &codes[..4] } else { &codes[4..] };
-                        input.dot(codes, step * layout.step, &mut sums);
+                    if STEP < CHUNK {
+                        let codes = decode::<CODE>(at);
+                        let second = (step - first) % 2 == 1;
+                        input.dot(if second { &codes[4..] } else { &codes[..4] }, step * STEP, &mut sums);
+                        at = at.add(if second { const { 64 * code::bits(CODE) } } else { 0 });
                     } else {
-                        for j in 0..layout.step / CHUNK {
-                            let codes = decode::<CODE>(chunk);
-                            input.dot(&codes, step * layout.step + j * CHUNK, &mut sums);
-                            chunk = chunk.add(chunk_bytes);
+                        for chunk in 0..STEP / CHUNK {
+                            let codes = decode::<CODE>(at);
+                            input.dot(&codes, step * STEP + chunk * CHUNK, &mut sums);
+                            at = at.add(const { 64 * code::bits(CODE) });
                         }
                     }
-                    let lane = first / layout.group * LANES + half * HALF;
-                    finish(layout, packed, lane, input, step, sums, acc);
+                    let s = scales::<CODE>(layout, unit.add(layout.scales_at + scale));
+                    for (row, acc) in acc.iter_mut().enumerate() {
+                        let a = input.float(step, Word::Scale, row);
+                        *acc = _mm256_fmadd_ps(_mm256_mul_ps(s, a), _mm256_cvtepi32_ps(sums[row]), *acc);
+                    }
+                    if layout.affine {
+                        let b = scales::<CODE>(layout, unit.add(layout.biases_at + scale));
+                        let c = _mm256_fmadd_ps(_mm256_set1_ps(layout.zero as f32), s, b);
+                        for (row, acc) in acc.iter_mut().enumerate() {
+                            *acc = _mm256_fmadd_ps(c, input.float(step, Word::Sum, row), *acc);
+                        }
+                    }
+                    scale += scale_bytes;
                 }
             }
         }
+        unit = unit.wrapping_add(layout.block);
     }
     // SAFETY: the tile's rows, and a block of this thread.
     unsafe { store(tile, block, out, &acc) };
-}
-
-/// The float part of one step for 8 outputs, whose scales begin with the `lane`th of the packed block.
-///
-/// # Safety
-/// `packed` is a packed block with that lane, `step` a step of the input.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-unsafe fn finish<const M: usize>(
-    layout: &Layout,
-    packed: *const u8,
-    lane: usize,
-    input: Input<M>,
-    step: usize,
-    sums: [__m256i; M],
-    acc: &mut [__m256; M],
-) {
-    let at = lane * layout.scale.bytes();
-    // SAFETY: by the caller's word.
-    unsafe {
-        let s = scales(layout, packed.add(layout.scales_at + at));
-        for (row, acc) in acc.iter_mut().enumerate() {
-            let a = input.float(step, Word::Scale, row);
-            *acc = _mm256_fmadd_ps(_mm256_mul_ps(s, a), _mm256_cvtepi32_ps(sums[row]), *acc);
-        }
-        if layout.affine {
-            let b = scales(layout, packed.add(layout.biases_at + at));
-            let c = _mm256_fmadd_ps(_mm256_set1_ps(layout.zero as f32), s, b);
-            for (row, acc) in acc.iter_mut().enumerate() {
-                *acc = _mm256_fmadd_ps(c, input.float(step, Word::Sum, row), *acc);
-            }
-        }
-    }
 }
 
 /// One block of outputs for a tile of M rows, a format with super-blocks.
@@ -363,7 +347,7 @@ unsafe fn super_blocks<const CODE: u8, const M: usize>(
     let input = Input::<M>::new(tile);
     let mut acc = [[_mm256_setzero_ps(); M]; 2];
     for unit in 0..weight.units() {
-        let packed = weight.unit(block, unit).as_ptr();
+        let packed = weight.strip(block).wrapping_add(unit * layout.block);
         fetch_ahead(packed, layout.block);
         for (half, acc) in acc.iter_mut().enumerate() {
             // SAFETY: super-blocks are whole; everything is where the layout says.
@@ -401,7 +385,7 @@ unsafe fn super_sums<const CODE: u8, const M: usize>(
     unit: usize,
 ) -> [[__m256i; M]; 3] {
     let affine = const { code::mins(CODE) };
-    let groups = const { if code::halves(CODE, Kind::Super) { 2 } else { 1 } };
+    let groups = const { code::groups_a_chunk(CODE) };
     let [mut high, mut low, mut mins] = [[_mm256_setzero_si256(); M]; 3];
     for chunk in 0..layout.unit / CHUNK {
         // SAFETY: chunks, groups and inputs of this super-block.

@@ -361,7 +361,7 @@ unsafe fn super_blocks<const CODE: u8, const M: usize>(
     let layout = weight.layout();
     let input = Input::<M>::new(tile);
     let chunk_bytes = const { 64 * code::bits(CODE) };
-    let halves_of_chunk = const { if code::halves(CODE, Kind::Super) { 2 } else { 1 } };
+    let halves_of_chunk = const { code::groups_a_chunk(CODE) };
     let affine = const { code::mins(CODE) };
     let mut acc = [_mm512_setzero_ps(); M];
     for unit in 0..weight.units() {

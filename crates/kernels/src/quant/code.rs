@@ -1,6 +1,6 @@
 //! What a SIMD kernel is compiled for: a bit width, or one of the two E2M1 formats, and what goes with it.
 
-use super::format::{Kind, Layout};
+use super::format::Layout;
 
 /// E2M1 in groups of 32 (mxfp4).
 pub(super) const E2M1_32: u8 = 32;
@@ -21,12 +21,9 @@ pub(super) const fn bits(code: u8) -> usize {
     if code >= E2M1_16 { 4 } else { code as usize }
 }
 
-/// Whether a step is half a chunk of 32 inputs.
-pub(super) const fn halves(code: u8, kind: Kind) -> bool {
-    match kind {
-        Kind::Plain => code == E2M1_16,
-        Kind::Super => matches!(code, 2 | 3 | 6),
-    }
+/// Groups of super-blocks in a chunk of 32 inputs.
+pub(super) const fn groups_a_chunk(code: u8) -> usize {
+    if matches!(code, 2 | 3 | 6) { 2 } else { 1 }
 }
 
 /// Whether the super-blocks of a bit width have mins.

@@ -231,6 +231,12 @@ impl Layout {
         })
     }
 
+    /// The largest magnitude of v.
+    pub(super) fn largest_value(&self) -> i32 {
+        let largest_code = if self.e2m1 { 24 } else { (1 << self.bits) - 1 };
+        self.zero.max(largest_code - self.zero)
+    }
+
     /// What the number of inputs must be a multiple of.
     pub(super) fn cols_multiple(&self) -> usize {
         match self.kind {

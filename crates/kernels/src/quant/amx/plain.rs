@@ -3,7 +3,7 @@
 use super::super::activations::{STRIDE, WORDS, Word};
 use super::super::avx512::{decode, fetch_ahead, scales};
 use super::super::code;
-use super::super::format::{CHUNK, LANES};
+use super::super::format::{CHUNK, LANES, Layout};
 use super::super::{Blocks, QuantMatrix};
 use super::{Pass, tile};
 use std::arch::x86_64::*;
@@ -112,18 +112,26 @@ unsafe fn store_codes(codes: &[__m512i], zero: __m512i, to: *mut u8) {
 /// # Safety
 /// As [`super::matmul`]; the panel holds the blocks and steps of the pass, the tiles are configured for it.
 pub(super) unsafe fn run(pass: &Pass<'_>) {
-    let kernel = match (pass.tile.padded, pass.layout.affine) {
-        (4, false) => kernel::<4, false>,
-        (4, true) => kernel::<4, true>,
-        (8, false) => kernel::<8, false>,
-        (8, true) => kernel::<8, true>,
-        (12, false) => kernel::<12, false>,
-        (12, true) => kernel::<12, true>,
-        (_, false) => kernel::<16, false>,
-        (_, true) => kernel::<16, true>,
+    fn of<const R: usize>(affine: bool, narrow: bool) -> unsafe fn(&Pass<'_>, usize) {
+        match (affine, narrow) {
+            (false, false) => kernel::<R, false, false>,
+            (false, true) => kernel::<R, false, true>,
+            (true, false) => kernel::<R, true, false>,
+            (true, true) => kernel::<R, true, true>,
+        }
+    }
+    let Layout { affine, step, .. } = *pass.layout;
+    let narrow = pass.layout.largest_value() * 127 * step as i32 <= i32::from(i16::MAX);
+    let kernel = match pass.tiles[0].padded {
+        4 => of::<4>(affine, narrow),
+        8 => of::<8>(affine, narrow),
+        12 => of::<12>(affine, narrow),
+        _ => of::<16>(affine, narrow),
     };
-    // SAFETY: by the caller's word.
-    unsafe { kernel(pass) }
+    for tile in 0..pass.tiles.len() {
+        // SAFETY: by the caller's word.
+        unsafe { kernel(pass, tile) }
+    }
 }
 
 /// Sums of two steps, each of high and low digits, [row][16].
@@ -134,15 +142,15 @@ struct Ring([[i32; 512]; 2]);
 /// and the products of the one after are issued, spread between the rows.
 ///
 /// # Safety
-/// As [`run`]; R is the padded number of rows.
+/// As [`run`]; R is the padded number of rows, NARROW says that sums of high digits fit an i16.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn kernel<const R: usize, const AFFINE: bool>(pass: &Pass<'_>) {
+unsafe fn kernel<const R: usize, const AFFINE: bool, const NARROW: bool>(pass: &Pass<'_>, tile: usize) {
     let mut ring = Ring([[0; 512]; 2]);
     let [even, odd] = &mut ring.0;
     let (even, odd) = (even.as_mut_ptr(), odd.as_mut_ptr());
     let step = pass.layout.step;
     let slot = panel_step(step);
-    let mut ahead = Ahead::<R>::new(pass);
+    let mut ahead = Ahead::<R>::new(pass, tile);
     // SAFETY: all steps of the pipeline are in the panel and the tile, by the caller's word.
     unsafe {
         ahead.load_weights();
@@ -158,20 +166,26 @@ unsafe fn kernel<const R: usize, const AFFINE: bool>(pass: &Pass<'_>) {
         let mut scales = pass.panel.add(step * LANES).cast::<f32>();
         let mut is_odd = false;
         for block in 0..pass.blocks.len() {
-            let mut acc = pass.load_sums::<R>(block);
-            let mut words = pass.tile.words.as_ptr().add(pass.steps.start * WORDS * R * 4).cast::<f32>();
+            let mut acc = [_mm512_setzero_ps(); R];
+            for (row, acc) in acc.iter_mut().enumerate() {
+                *acc = pass.load::<R>(tile, block, row);
+            }
+            let mut words =
+                pass.tiles[tile].words.as_ptr().add(pass.steps.start * WORDS * R * 4).cast::<f32>();
             for _ in pass.steps.clone() {
                 if is_odd {
-                    advance::<R, AFFINE, 2, 3, 0, 1>(ahead, odd, even, scales, words, &mut acc);
+                    advance::<R, AFFINE, NARROW, 2, 3, 0, 1>(ahead, odd, even, scales, words, &mut acc);
                 } else {
-                    advance::<R, AFFINE, 0, 1, 2, 3>(ahead, even, odd, scales, words, &mut acc);
+                    advance::<R, AFFINE, NARROW, 0, 1, 2, 3>(ahead, even, odd, scales, words, &mut acc);
                 }
                 ahead.next(pass, slot);
                 scales = scales.byte_add(slot);
                 words = words.add(WORDS * R);
                 is_odd = !is_odd;
             }
-            pass.store_sums(block, &acc);
+            for (row, acc) in acc.into_iter().enumerate() {
+                pass.store::<R>(tile, block, row, acc);
+            }
         }
     }
 }
@@ -189,10 +203,10 @@ struct Ahead<const R: usize> {
 
 impl<const R: usize> Ahead<R> {
     #[inline(always)]
-    fn new(pass: &Pass<'_>) -> Self {
+    fn new(pass: &Pass<'_>, tile: usize) -> Self {
         let [input, end] = [pass.steps.start, pass.steps.end].map(|step| step * pass.layout.step);
         let blocks = pass.blocks.len();
-        let digits = pass.tile.digits.as_ptr();
+        let digits = pass.tiles[tile].digits.as_ptr();
         Self { more: blocks > 0 && input < end, input, end, blocks, weights: pass.panel, digits }
     }
 
@@ -251,6 +265,7 @@ impl<const R: usize> Ahead<R> {
 unsafe fn advance<
     const R: usize,
     const AFFINE: bool,
+    const NARROW: bool,
     const H: u8,
     const L: u8,
     const NH: u8,
@@ -266,21 +281,21 @@ unsafe fn advance<
     // SAFETY: by the caller's word.
     unsafe {
         ahead.load_weights();
-        rows::<R, 0, AFFINE>(sums, scales, words, acc);
+        rows::<R, 0, AFFINE, NARROW>(sums, scales, words, acc);
         ahead.high::<H>();
         tile::store::<NH>(next);
-        rows::<R, 1, AFFINE>(sums, scales, words, acc);
-        rows::<R, 2, AFFINE>(sums, scales, words, acc);
+        rows::<R, 1, AFFINE, NARROW>(sums, scales, words, acc);
+        rows::<R, 2, AFFINE, NARROW>(sums, scales, words, acc);
         ahead.low::<L>();
         tile::store::<NL>(next.add(256));
-        rows::<R, 3, AFFINE>(sums, scales, words, acc);
+        rows::<R, 3, AFFINE, NARROW>(sums, scales, words, acc);
     }
 }
 
 /// The float part of a step for a quarter of the rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 #[inline]
-unsafe fn rows<const R: usize, const QUARTER: usize, const AFFINE: bool>(
+unsafe fn rows<const R: usize, const QUARTER: usize, const AFFINE: bool, const NARROW: bool>(
     sums: *const i32,
     scales: *const f32,
     words: *const f32,
@@ -294,7 +309,13 @@ unsafe fn rows<const R: usize, const QUARTER: usize, const AFFINE: bool>(
         for (row, acc) in quarter.clone().zip(&mut acc[quarter]) {
             let high = _mm512_load_si512(sums.add(row * LANES).cast());
             let low = _mm512_load_si512(sums.add(256 + row * LANES).cast());
-            let sum = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high), low));
+            // 256·high + low, in one operation if the lower half of a lane is all of `high`.
+            let sum = if NARROW {
+                _mm512_dpwssd_epi32(low, high, _mm512_set1_epi32(256))
+            } else {
+                _mm512_add_epi32(_mm512_slli_epi32::<8>(high), low)
+            };
+            let sum = _mm512_cvtepi32_ps(sum);
             let a = _mm512_set1_ps(*words.add(Word::Scale as usize * R + row));
             *acc = _mm512_fmadd_ps(_mm512_mul_ps(s, a), sum, *acc);
             if AFFINE {

@@ -4,10 +4,11 @@
 use super::super::activations::{STRIDE, WORDS, Word};
 use super::super::avx512::{bytes, decode, fetch_ahead, finish_super, min_pairs, signed_bytes};
 use super::super::code;
-use super::super::format::{CHUNK, Kind, LANES, SUPER};
+use super::super::format::{CHUNK, LANES, SUPER};
 use super::super::{Blocks, QuantMatrix};
 use super::{Pass, tile};
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 /// Bytes of the two digits of sc·v, for each 64 inputs a tile of the upper and one of the lower.
 const TILES: usize = 2 * SUPER * LANES;
@@ -44,7 +45,7 @@ pub(super) unsafe fn expand(weight: &QuantMatrix, blocks: Blocks, unit: usize, p
 unsafe fn expand_unit<const CODE: u8>(weight: &QuantMatrix, packed: *const u8, to: *mut u8) {
     let layout = weight.layout();
     let affine = const { code::mins(CODE) };
-    let halves = const { if code::halves(CODE, Kind::Super) { 2 } else { 1 } };
+    let halves = const { code::groups_a_chunk(CODE) };
     fetch_ahead(packed, layout.block);
     // SAFETY: everything lies where the layout says, the panel has room.
     unsafe {
@@ -120,7 +121,7 @@ fn signed_digits(q: __m512i, sc: __m512i, zero: i32) -> (__m512i, __m512i) {
 pub(super) unsafe fn run(pass: &Pass<'_>) {
     // Groups with mins, 0 without.
     let mins = if pass.layout.affine { SUPER / pass.layout.group } else { 0 };
-    let kernel = match (pass.tile.padded, mins) {
+    let kernel = match (pass.tiles[0].padded, mins) {
         (4, 0) => kernel::<4, 0>,
         (4, 8) => kernel::<4, 8>,
         (4, _) => kernel::<4, 16>,
@@ -148,46 +149,36 @@ struct Sums([[i32; 256]; 4]);
 unsafe fn kernel<const R: usize, const MINS: usize>(pass: &Pass<'_>) {
     let (mut sums, mut next) = (Sums([[0; 256]; 4]), Sums([[0; 256]; 4]));
     let (mut sums, mut next) = (sums.0.as_mut_ptr().cast::<i32>(), next.0.as_mut_ptr().cast::<i32>());
+    let blocks = if pass.steps.is_empty() { 0 } else { pass.blocks.len() };
     let first_input = pass.steps.start * SUPER;
-    let digits = pass.tile.digits.as_ptr().wrapping_add(first_input / STRIDE * 2 * R * STRIDE);
-    let step = first_input / pass.layout.step;
-    let words = pass.tile.words.as_ptr().wrapping_add(step * WORDS * R * 4);
-    let count = if pass.steps.is_empty() { 0 } else { pass.blocks.len() };
-    let mut weights = pass.panel;
+    // What a block and tile left to its float part, which runs between the products of the next.
+    let mut left: Option<(usize, usize)> = None;
     // SAFETY: the panel has these blocks, by the caller's word.
     unsafe {
-        // The float part of a block runs between the products of the next.
-        for block in 0..=count {
-            let floats = weights.wrapping_sub(PANEL_STEP).wrapping_add(TILES);
-            let mut acc = if block > 0 { pass.load_sums::<R>(block - 1) } else { [_mm512_setzero_ps(); R] };
-            if block < count {
+        for block in 0..blocks {
+            let weights = pass.panel.add(block * PANEL_STEP);
+            for (t, tile) in pass.tiles.iter().enumerate() {
+                let digits = tile.digits.as_ptr().add(first_input / STRIDE * 2 * R * STRIDE);
                 tile::zero::<0>();
                 tile::zero::<1>();
                 tile::zero::<2>();
                 tile::zero::<3>();
-            }
-            for quarter in 0..4 {
-                if block < count {
+                for quarter in 0..4 {
                     multiply::<R, MINS>(digits.add(quarter * 2 * R * STRIDE), weights.add(quarter * 2048));
-                }
-                if block > 0 {
-                    let quarter_rows = R * quarter / 4..R * (quarter + 1) / 4;
-                    for (row, acc) in quarter_rows.clone().zip(&mut acc[quarter_rows]) {
-                        *acc = float::<R, MINS>(floats, words, row, sums, *acc);
+                    if let Some((tile, block)) = left {
+                        float::<R, MINS>(pass, tile, block, R * quarter / 4..R * (quarter + 1) / 4, sums);
                     }
                 }
-            }
-            if block < count {
                 tile::store::<0>(next);
                 tile::store::<1>(next.add(256));
                 tile::store::<2>(next.add(512));
                 tile::store::<3>(next.add(768));
+                left = Some((t, block));
+                std::mem::swap(&mut sums, &mut next);
             }
-            if block > 0 {
-                pass.store_sums(block - 1, &acc);
-            }
-            std::mem::swap(&mut sums, &mut next);
-            weights = weights.wrapping_add(PANEL_STEP);
+        }
+        if let Some((tile, block)) = left {
+            float::<R, MINS>(pass, tile, block, 0..R, sums);
         }
     }
 }
@@ -215,34 +206,44 @@ unsafe fn multiply<const R: usize, const MINS: usize>(digits: *const u8, weights
     }
 }
 
-/// The float part of a super-block for one row: `floats` are d, dmin and m of the panel, `words` those of its groups.
+/// The float part of a super-block for some rows of a tile, from its four sums.
+///
+/// # Safety
+/// As [`kernel`]; tile, block and rows are of the pass.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 #[inline]
 unsafe fn float<const R: usize, const MINS: usize>(
-    floats: *const u8,
-    words: *const u8,
-    row: usize,
+    pass: &Pass<'_>,
+    tile: usize,
+    block: usize,
+    rows: Range<usize>,
     sums: *const i32,
-    acc: __m512,
-) -> __m512 {
+) {
+    let step = pass.steps.start * SUPER / pass.layout.step;
+    let words = pass.tiles[tile].words.as_ptr().wrapping_add(step * WORDS * R * 4);
     // SAFETY: by the caller's word.
     unsafe {
-        let [uh, ul, lh, ll] =
-            [0, 1, 2, 3].map(|i| _mm512_load_si512(sums.add(i * 256 + row * LANES).cast()));
-        let (uh, ul) = if MINS > 0 {
-            (_mm512_slli_epi32::<{ shift(true) }>(uh), _mm512_slli_epi32::<{ shift(true) }>(ul))
-        } else {
-            (_mm512_slli_epi32::<{ shift(false) }>(uh), _mm512_slli_epi32::<{ shift(false) }>(ul))
-        };
-        let mut mins = _mm512_setzero_si512();
-        for group in 0..MINS {
-            let m = _mm512_load_si512(floats.add(128 + group * 64).cast());
-            let sum = words.add(((group * WORDS + Word::Sum as usize) * R + row) * 4).cast::<i32>();
-            mins = _mm512_dpwssd_epi32(mins, m, _mm512_set1_epi32(sum.read_unaligned()));
-        }
+        let floats = pass.panel.add(block * PANEL_STEP + TILES);
         let d = [_mm512_load_ps(floats.cast()), _mm512_load_ps(floats.add(64).cast())];
-        let a =
-            _mm512_set1_ps(words.add((Word::Scale as usize * R + row) * 4).cast::<f32>().read_unaligned());
-        finish_super(MINS > 0, d, a, [_mm512_add_epi32(uh, lh), _mm512_add_epi32(ul, ll), mins], acc)
+        for row in rows {
+            let [uh, ul, lh, ll] =
+                [0, 1, 2, 3].map(|i| _mm512_load_si512(sums.add(i * 256 + row * LANES).cast()));
+            let (uh, ul) = if MINS > 0 {
+                (_mm512_slli_epi32::<{ shift(true) }>(uh), _mm512_slli_epi32::<{ shift(true) }>(ul))
+            } else {
+                (_mm512_slli_epi32::<{ shift(false) }>(uh), _mm512_slli_epi32::<{ shift(false) }>(ul))
+            };
+            let mut mins = _mm512_setzero_si512();
+            for group in 0..MINS {
+                let m = _mm512_load_si512(floats.add(128 + group * 64).cast());
+                let sum = words.add(((group * WORDS + Word::Sum as usize) * R + row) * 4).cast::<i32>();
+                mins = _mm512_dpwssd_epi32(mins, m, _mm512_set1_epi32(sum.read_unaligned()));
+            }
+            let a = words.add((Word::Scale as usize * R + row) * 4).cast::<f32>().read_unaligned();
+            let sums = [_mm512_add_epi32(uh, lh), _mm512_add_epi32(ul, ll), mins];
+            let acc = pass.load::<R>(tile, block, row);
+            let acc = finish_super(MINS > 0, d, _mm512_set1_ps(a), sums, acc);
+            pass.store::<R>(tile, block, row, acc);
+        }
     }
 }
