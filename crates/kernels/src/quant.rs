@@ -112,7 +112,7 @@ pub fn matmul(exec: &Exec, x: &[f32], rows: usize, products: &mut [Product<'_>])
     for product in products {
         let form = Form::of(product.weight.layout());
         let input = inputs.iter().position(|i| i.form() == form).unwrap_or_else(|| {
-            inputs.push(Activations::quantize(exec, x, rows, tile_rows(exec.isa, rows, form), form));
+            inputs.push(Activations::quantize(exec, x, rows, tile_rows(exec.isa, rows), form));
             inputs.len() - 1
         });
         let out = Out { start: product.out.as_mut_ptr(), width: product.weight.rows() };
@@ -140,11 +140,11 @@ fn task_blocks(weight: &QuantMatrix, bytes: usize, threads: usize) -> usize {
 }
 
 /// Rows of a tile of the input, as the kernels of the level like them.
-fn tile_rows(isa: Isa, rows: usize, form: Form) -> usize {
+fn tile_rows(isa: Isa, rows: usize) -> usize {
     match isa.level() {
         Level::Scalar => 1,
         #[cfg(target_arch = "x86_64")]
-        Level::Amx if rows >= amx::min_rows(form) => amx::ROWS,
+        Level::Amx if rows >= amx::MIN_ROWS => amx::ROWS,
         Level::Avx2 | Level::Avx512 | Level::Amx => rows.next_power_of_two().min(4),
     }
 }

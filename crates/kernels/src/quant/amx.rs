@@ -8,7 +8,7 @@ mod plain;
 mod super_blocks;
 mod tile;
 
-use super::activations::{Activations, Form, Tile};
+use super::activations::{Activations, Tile};
 use super::format::{Kind, LANES, Layout};
 use super::{Blocks, Out, QuantMatrix};
 use crate::AlignedBytes;
@@ -22,10 +22,8 @@ const PANEL_INPUTS: usize = 512;
 /// Rows of a tile.
 pub(super) const ROWS: usize = 16;
 
-/// The smallest number of rows that is faster here than with VNNI: full tiles pay sooner.
-pub(super) fn min_rows(form: Form) -> usize {
-    if form.step == 64 { 3 } else { 5 }
-}
+/// The smallest number of rows that is faster here than with VNNI, for weights that come from memory.
+pub(super) const MIN_ROWS: usize = 5;
 
 /// How much is done with one panel.
 struct Blocking {
