@@ -5,9 +5,13 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
 const ALIGN: usize = 64;
-const HUGE: usize = 2 << 20;
+/// From this length on bytes are mapped.
+const MAPPED_MIN: usize = 4 << 20;
 
-/// Zeroed bytes aligned to 64; large ones are aligned to 2 MiB and ask for huge pages.
+/// Zeroed bytes aligned to 64.
+///
+/// Large ones are mapped afresh with huge pages asked for: weights that a decode step streams through would
+/// otherwise cost a page walk every 4 KiB. Their pages come into being where they are first written.
 pub struct AlignedBytes {
     start: NonNull<u8>,
     len: usize,
@@ -18,25 +22,46 @@ impl AlignedBytes {
     #[must_use]
     pub fn zeroed(len: usize) -> Self {
         let layout = Self::layout(len);
-        // SAFETY: the layout has a size of at least 1.
-        let start = unsafe { alloc_zeroed(layout) };
+        let start = if Self::is_mapped(len) {
+            map(len)
+        } else {
+            // SAFETY: the layout has a size of at least 1.
+            unsafe { alloc_zeroed(layout) }
+        };
         let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
-        #[cfg(target_os = "linux")]
-        if layout.align() == HUGE {
-            // SAFETY: the range was just allocated; the advice changes no content, a refusal is harmless.
-            unsafe { libc::madvise(start.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
-        }
         Self { start, len }
     }
 
+    fn is_mapped(len: usize) -> bool {
+        cfg!(target_os = "linux") && len >= MAPPED_MIN
+    }
+
     fn layout(len: usize) -> Layout {
-        let align = if len >= 2 * HUGE { HUGE } else { ALIGN };
         // A length beyond isize::MAX cannot be asked for: callers bound it by checked file or pool sizes.
-        match Layout::from_size_align(len.max(1), align) {
+        match Layout::from_size_align(len.max(1), ALIGN) {
             Ok(layout) => layout,
             Err(_) => handle_alloc_error(Layout::new::<u8>()),
         }
     }
+}
+
+/// Fresh zero pages; null if the system has none.
+#[cfg(target_os = "linux")]
+fn map(len: usize) -> *mut u8 {
+    let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new private mapping at an address of the system's choice touches no memory in use.
+    let start = unsafe { libc::mmap(std::ptr::null_mut(), len, access, kind, -1, 0) };
+    if start == libc::MAP_FAILED {
+        return std::ptr::null_mut();
+    }
+    // SAFETY: the range was just mapped; the advice changes no content, a refusal is harmless.
+    unsafe { libc::madvise(start, len, libc::MADV_HUGEPAGE) };
+    start.cast()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn map(_: usize) -> *mut u8 {
+    std::ptr::null_mut()
 }
 
 impl Deref for AlignedBytes {
@@ -56,6 +81,14 @@ impl DerefMut for AlignedBytes {
 
 impl Drop for AlignedBytes {
     fn drop(&mut self) {
+        if Self::is_mapped(self.len) {
+            #[cfg(target_os = "linux")]
+            // SAFETY: mapped in `zeroed` with this same length.
+            unsafe {
+                libc::munmap(self.start.as_ptr().cast(), self.len);
+            }
+            return;
+        }
         // SAFETY: allocated in `zeroed` with this same layout.
         unsafe { std::alloc::dealloc(self.start.as_ptr(), Self::layout(self.len)) }
     }
