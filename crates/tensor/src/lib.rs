@@ -10,6 +10,7 @@ pub mod files;
 pub mod formats;
 pub mod linear;
 pub mod ops;
+mod release;
 mod tensor;
 
 pub use device::Device;

@@ -9,6 +9,7 @@ use lmx_kernels::quant::QuantMatrix;
 use crate::files::{Bytes, DType, FileError, FileTensor, TensorProblem};
 use crate::formats::gguf::BlockType;
 use crate::formats::mlx::{MlxTensors, Quantization};
+use crate::release::Release;
 
 /// A weight matrix `[out_features, in_features]`, and a bias of `out_features` if the layer has one.
 #[derive(Debug)]
@@ -93,7 +94,7 @@ impl Rows {
     }
 
     /// The stored row that becomes row `row`.
-    fn source(&self, row: usize) -> usize {
+    pub(crate) fn source(&self, row: usize) -> usize {
         match &self.order {
             Order::Range(range) => range.start + row,
             Order::List(list) => list[row],
@@ -116,7 +117,7 @@ impl Rows {
 
 impl Linear {
     /// Builds a matrix from one tensor of shape `[rows.stored(), cols]`: F32, F16 or BF16, which stay in the
-    /// file's map, or a block type of GGUF, which is packed.
+    /// file's map, or a block type of GGUF, which is packed and whose pages are given back.
     ///
     /// # Errors
     /// Another shape or type, with the tensor's name and file.
@@ -139,8 +140,11 @@ impl Linear {
             }),
             (None, Some(block)) => {
                 let row_bytes = tensor.data().len() / rows.stored().max(1);
+                let release = Release::new(tensor.data(), rows);
                 let packed = QuantMatrix::pack(exec, rows.count(), cols, block.format, &|row, out| {
-                    (block.unpack_row)(&tensor.data()[rows.source(row) * row_bytes..][..row_bytes], out);
+                    let row = rows.source(row);
+                    (block.unpack_row)(&tensor.data()[row * row_bytes..][..row_bytes], out);
+                    release.read(row);
                 });
                 Weight::Quant(packed.map_err(|error| tensor.error(error.into()))?)
             }
@@ -183,8 +187,12 @@ impl Linear {
                 cols,
             }),
             Some(format) => {
+                let parts = [Some(&tensors.weight), Some(&tensors.scales), tensors.biases.as_ref()];
+                let parts = parts.map(|part| part.map(|part| Release::new(part.data(), rows)));
                 let packed = QuantMatrix::pack(exec, rows.count(), cols, format, &|row, out| {
-                    tensors.unpack_row(quantization.bits, rows.source(row), out);
+                    let row = rows.source(row);
+                    tensors.unpack_row(quantization.bits, row, out);
+                    parts.iter().flatten().for_each(|part| part.read(row));
                 });
                 Weight::Quant(packed.map_err(|error| tensors.weight.error(error.into()))?)
             }

@@ -52,6 +52,23 @@ impl Bytes {
         let start = self.range.start + range.start;
         Some(Self { owner: Arc::clone(&self.owner), range: start..start + range.len() })
     }
+
+    /// Takes the pages of a part of a mapped file out of this process, for it has been read and will hardly be read
+    /// again. They stay in the system's page cache, from where a later read brings them back. Beyond `len`, or of a
+    /// vector, nothing happens.
+    pub fn release(&self, range: Range<usize>) {
+        let end = range.end.min(self.range.len());
+        if range.start >= end {
+            return;
+        }
+        #[cfg(unix)]
+        if let Owner::Map(map) = &*self.owner {
+            let (start, advice) = (self.range.start + range.start, memmap2::UncheckedAdvice::DontNeed);
+            // SAFETY: no one writes to the map, so a page that is read again is filled from the file with the bytes
+            // that it had. A refusal costs memory only.
+            let _ = unsafe { map.unchecked_advise_range(advice, start, end - range.start) };
+        }
+    }
 }
 
 impl From<Vec<u8>> for Bytes {
@@ -114,5 +131,9 @@ mod tests {
         std::fs::write(&path, b"abc").unwrap();
         let bytes = Bytes::map(&path).unwrap().unwrap();
         assert_eq!(&bytes.slice(1..3).unwrap()[..], b"bc");
+        for range in [0..3, 1..2, 2..9, 3..9] {
+            bytes.slice(1..3).unwrap().release(range);
+            assert_eq!(&bytes[..], b"abc", "what is given back can be read again");
+        }
     }
 }
