@@ -46,8 +46,9 @@ fn pack(exec: &Exec, rows: usize, cols: usize, format: Format) -> QuantMatrix {
         for (i, code) in buf.codes.iter_mut().enumerate() {
             *code = ((i * 37 + row * 11) >> 2) as u8;
         }
-        buf.scales.fill(0.01);
-        buf.biases.fill(-0.05);
+        // Bytes that are small numbers in every scale type.
+        buf.scales.fill(0x21);
+        buf.biases.fill(0xa1);
         buf.sub_scales.fill(if matches!(format.scales, Scales::SuperAffine) { 33 } else { 100 });
         buf.sub_mins.fill(21);
     })

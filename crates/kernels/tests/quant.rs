@@ -6,7 +6,7 @@ mod quant_data;
 use lmx_kernels::quant::{Codes, Format, Product, QuantMatrix, ScaleType, Scales, ShapeError, matmul};
 use lmx_kernels::{Exec, Isa};
 use proptest::prelude::*;
-use quant_data::{formats, multiple, random_input, random_matrix};
+use quant_data::{fill_scales, formats, multiple, random_input, random_matrix, scale_type};
 
 fn run(exec: &Exec, weight: &QuantMatrix, x: &[f32], rows: usize) -> Vec<f32> {
     let mut out = vec![f32::NAN; rows * weight.rows()];
@@ -58,6 +58,24 @@ fn rows_dequantize_to_the_weights_of_the_format() {
                     "{format:?} row {row} input {k}: {got} {want}"
                 );
             }
+        }
+    }
+}
+
+#[test]
+fn packing_is_the_same_on_every_level_and_with_any_threads() {
+    for format in formats() {
+        // Several parts for the threads, and at the end a block that is not full.
+        let (outputs, cols) = (150, 3 * multiple(&format));
+        let rows = |exec: &Exec| {
+            let (matrix, _) = random_matrix(exec, outputs, cols, format, 3);
+            let mut out = vec![f32::NAN; outputs * cols];
+            out.chunks_mut(cols).enumerate().for_each(|(row, out)| matrix.dequantize_row(row, out));
+            out.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+        };
+        let want = rows(&scalar());
+        for (isa, threads) in Isa::all().zip([3, 1, 2, 3]) {
+            assert!(rows(&Exec::new(isa, threads)) == want, "{format:?} on {isa} with {threads} threads");
         }
     }
 }
@@ -118,7 +136,7 @@ fn huge_activations_keep_their_scale() {
     };
     let matrix = QuantMatrix::pack(&exec, 1, 32, format, &|_, row| {
         row.codes.fill(129);
-        row.scales.fill(0.5);
+        fill_scales(ScaleType::F32, &mut row.scales, || 0.5);
     })
     .unwrap();
     let mut x = vec![0.0; 32];
@@ -264,8 +282,8 @@ fn extreme_values_do_not_overflow() {
         for codes in [0u8, 255] {
             let matrix = QuantMatrix::pack(&scalar(), 3, cols, format, &|row, buf| {
                 buf.codes.fill(codes);
-                buf.scales.fill(1.0);
-                buf.biases.fill(-1.0);
+                fill_scales(scale_type(&format), &mut buf.scales, || 1.0);
+                fill_scales(scale_type(&format), &mut buf.biases, || -1.0);
                 let signed = matches!(format.scales, Scales::SuperSymmetric);
                 let largest = if matches!(format.scales, Scales::SuperAffine) { 63 } else { 127 };
                 buf.sub_scales.fill(if signed && row == 1 { 128 } else { largest });

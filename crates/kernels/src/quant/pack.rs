@@ -5,19 +5,21 @@ use super::format::{CHUNK, Format, Kind, LANES, Layout, SUB_MAX, SUPER, ScaleCod
 use super::scalar;
 use crate::simd::Kernel;
 use crate::{AlignedBytes, Exec};
-use half::{bf16, f16};
+
+/// Blocks of outputs that a thread packs at a time.
+const PART: usize = 4;
 
 /// One row of a quantized matrix, unpacked: what a file format fills and [`QuantMatrix::pack`] reads.
 ///
-/// The buffers have their full length already, those that the format lacks are empty.
+/// The buffers have their full length already, those that the format lacks are empty. They may hold an earlier row.
 #[derive(Clone, Debug, Default)]
 pub struct RowBuf {
     /// A code for each input.
     pub codes: Vec<u8>,
-    /// s of each group, or d of each 256 inputs.
-    pub scales: Vec<f32>,
-    /// b of each group, or dmin of each 256 inputs.
-    pub biases: Vec<f32>,
+    /// s of each group in the format's scale type, little-endian; or d of each 256 inputs in f16.
+    pub scales: Vec<u8>,
+    /// b of each group, or dmin of each 256 inputs, stored like the scales.
+    pub biases: Vec<u8>,
     /// sc of each group (an i8's bits for `SuperSymmetric`), or its E8M0 or E4M3 byte.
     pub sub_scales: Vec<u8>,
     /// m of each group.
@@ -33,10 +35,11 @@ impl RowBuf {
             Kind::Plain if bytes => (0, groups),
             Kind::Plain => (groups, 0),
         };
+        let scales = scales * layout.scale.bytes();
         Self {
             codes: vec![0; cols],
-            scales: vec![0.0; scales],
-            biases: vec![0.0; if layout.affine { scales } else { 0 }],
+            scales: vec![0; scales],
+            biases: vec![0; if layout.affine { scales } else { 0 }],
             sub_scales: vec![0; sub_scales],
             sub_mins: vec![0; if layout.affine { sub_scales } else { 0 }],
         }
@@ -56,7 +59,7 @@ pub struct QuantMatrix {
 impl QuantMatrix {
     /// Packs a matrix of `rows` outputs and `cols` inputs. `fill` is called once for each row, from several threads.
     ///
-    /// Codes are cut to the format's bits; scales are rounded to its scale type.
+    /// Codes are cut to the format's bits.
     ///
     /// # Errors
     /// If the format is not supported, `cols` is no multiple of its group (256 for super-blocks), or the matrix
@@ -83,16 +86,19 @@ impl QuantMatrix {
         let bytes = blocks.checked_mul(strip).filter(|b| *b < isize::MAX as usize / 2).ok_or(too_large)?;
         let mut matrix = Self { rows, cols, format, layout, data: AlignedBytes::zeroed(bytes) };
         let data = Strips { start: matrix.data.as_mut_ptr(), strip };
-        exec.pool.for_ranges(blocks, 1, &|blocks| {
-            let mut lanes = vec![RowBuf::new(cols, &layout); LANES];
-            for block in blocks {
-                // SAFETY: `for_ranges` gives each block to one thread.
+        // Handed out in small parts: loading has other threads beside these.
+        exec.pool.for_each(blocks.div_ceil(PART), &|part| {
+            let mut packer = Packer::new(cols, &layout);
+            for block in part * PART..blocks.min((part + 1) * PART) {
+                // SAFETY: `for_each` gives each part, and so each block, to one thread.
                 let strip = unsafe { data.strip(block) };
-                let count = LANES.min(rows - block * LANES);
-                for (lane, row) in lanes.iter_mut().take(count).enumerate() {
-                    fill(block * LANES + lane, row);
+                let lanes = LANES.min(rows - block * LANES);
+                for lane in 0..lanes {
+                    fill(block * LANES + lane, &mut packer.row);
+                    exec.isa.run(PutRow { packer: &mut packer, lane, strip });
                 }
-                exec.isa.run(PackStrip { layout: &layout, rows: &lanes[..count], strip });
+                packer.words[lanes * packer.stride..].fill(0);
+                exec.isa.run(PutWords { packer: &packer, strip });
             }
         });
         Ok(matrix)
@@ -181,121 +187,147 @@ impl Strips {
     }
 }
 
-/// Packs up to 16 rows into their strip, which is zero before. A kernel, so that the compiler vectorizes it for
-/// each level.
-struct PackStrip<'a> {
+/// What a thread packs with: one unpacked row, and the codes of a block of 16 as the words that go to memory.
+struct Packer<'a> {
     layout: &'a Layout,
-    rows: &'a [RowBuf],
+    row: RowBuf,
+    /// `layout.bits` words for each chunk of each row: what a lane has of the chunk's vectors.
+    words: Vec<u32>,
+    /// Words of a row, and the distance to those of the next.
+    len: usize,
+    stride: usize,
+}
+
+impl<'a> Packer<'a> {
+    fn new(cols: usize, layout: &'a Layout) -> Self {
+        let len = cols.div_ceil(CHUNK) * layout.bits;
+        // A row's end is a cache line away from the next one's start, or else rows of 2^n words, read side by side,
+        // would push each other out of the cache.
+        let stride = len + 16;
+        Self { layout, row: RowBuf::new(cols, layout), words: vec![0; LANES * stride], len, stride }
+    }
+}
+
+/// Cuts the codes of a row into words and puts its scales to their places. A kernel, as [`PutWords`], so that the
+/// compiler vectorizes it for each level.
+struct PutRow<'a, 'b> {
+    packer: &'a mut Packer<'b>,
+    lane: usize,
     strip: &'a mut [u8],
 }
 
-impl Kernel for PackStrip<'_> {
+impl Kernel for PutRow<'_, '_> {
     type Output = ();
 
     #[inline(always)]
     fn scalar(self) {
-        match self.layout.bits {
-            2 => self.pack::<2>(),
-            3 => self.pack::<3>(),
-            4 => self.pack::<4>(),
-            5 => self.pack::<5>(),
-            6 => self.pack::<6>(),
-            _ => self.pack::<8>(),
+        let Self { packer, lane, strip } = self;
+        let words = &mut packer.words[lane * packer.stride..][..packer.len];
+        match packer.layout.bits {
+            2 => cut::<2>(&packer.row.codes, words),
+            3 => cut::<3>(&packer.row.codes, words),
+            4 => cut::<4>(&packer.row.codes, words),
+            5 => cut::<5>(&packer.row.codes, words),
+            6 => cut::<6>(&packer.row.codes, words),
+            _ => cut::<8>(&packer.row.codes, words),
         }
-    }
-}
-
-impl PackStrip<'_> {
-    #[inline(always)]
-    fn pack<const BITS: usize>(self) {
-        let Self { layout, rows, strip } = self;
-        for (unit, out) in strip.chunks_exact_mut(layout.block.max(1)).enumerate() {
-            pack_block::<BITS>(layout, rows, unit * layout.unit, out);
-        }
-    }
-}
-
-/// Packs inputs `first..first + unit` (as far as they exist) of up to 16 rows.
-#[inline(always)]
-fn pack_block<const BITS: usize>(layout: &Layout, rows: &[RowBuf], first: usize, out: &mut [u8]) {
-    let cols = rows.first().map_or(0, |row| row.codes.len());
-    let end = cols.min(first + layout.unit);
-    let chunk_bytes = 64 * BITS;
-    for (chunk, out) in out[..layout.scales_at].chunks_exact_mut(chunk_bytes).enumerate() {
-        let start = first + chunk * CHUNK;
-        if start < end {
-            pack_chunk::<BITS>(rows, start..end.min(start + CHUNK), out);
-        }
-    }
-    for (lane, row) in rows.iter().enumerate() {
-        for (i, group) in (first / layout.group..end / layout.group).enumerate() {
-            let at = i * LANES + lane;
-            match layout.kind {
-                Kind::Super => {
-                    out[layout.scales_at + at] = row.sub_scales[group];
-                    if layout.affine {
-                        assert!(
-                            row.sub_scales[group] <= SUB_MAX && row.sub_mins[group] <= SUB_MAX,
-                            "pack: sub-scales with mins have 6 bits"
-                        );
-                        out[layout.biases_at + at] = row.sub_mins[group];
-                    }
-                }
-                Kind::Plain => {
-                    put_scale(layout.scale, row, group, &mut out[layout.scales_at..], at);
-                    if layout.affine {
-                        put(layout.scale, row.biases[group], &mut out[layout.biases_at..], at);
-                    }
-                }
-            }
-        }
-        if layout.kind == Kind::Super {
-            put(ScaleCode::F16, row.scales[first / SUPER], &mut out[layout.d_at..], lane);
-            if layout.affine {
-                put(ScaleCode::F16, row.biases[first / SUPER], &mut out[layout.d_at..], LANES + lane);
-            }
-        }
+        put_scales(packer.layout, &packer.row, lane, strip);
     }
 }
 
 #[inline(always)]
-fn put_scale(code: ScaleCode, row: &RowBuf, group: usize, out: &mut [u8], at: usize) {
-    match code {
-        ScaleCode::E8m0 | ScaleCode::E4m3 => out[at] = row.sub_scales[group],
-        _ => put(code, row.scales[group], out, at),
+fn cut<const BITS: usize>(codes: &[u8], words: &mut [u32]) {
+    let (chunks, rest) = codes.as_chunks::<CHUNK>();
+    let (words, _) = words.as_chunks_mut::<BITS>();
+    for (codes, words) in chunks.iter().zip(&mut *words) {
+        *words = cut_chunk(codes);
+    }
+    if let (false, Some(words)) = (rest.is_empty(), words.last_mut()) {
+        let mut codes = [0; CHUNK];
+        codes[..rest.len()].copy_from_slice(rest);
+        *words = cut_chunk(&codes);
     }
 }
 
-/// Writes `value` as element `at` of an array of `code`, a float type.
+/// Cuts 32 codes into bit planes ([`Layout`]): the word of each of their vectors.
 #[inline(always)]
-fn put(code: ScaleCode, value: f32, out: &mut [u8], at: usize) {
-    match code {
-        ScaleCode::F32 => out[4 * at..][..4].copy_from_slice(&value.to_le_bytes()),
-        ScaleCode::Bf16 => out[2 * at..][..2].copy_from_slice(&bf16::from_f32(value).to_le_bytes()),
-        _ => out[2 * at..][..2].copy_from_slice(&f16::from_f32(value).to_le_bytes()),
-    }
-}
-
-/// Transposes 32 inputs of the rows into vectors of 64 codes and cuts those into bit planes.
-#[inline(always)]
-fn pack_chunk<const BITS: usize>(rows: &[RowBuf], inputs: std::ops::Range<usize>, out: &mut [u8]) {
-    let mut vectors = [[0u8; 64]; CHUNK / 4];
-    for (lane, row) in rows.iter().enumerate() {
-        for (quad, vector) in row.codes[inputs.clone()].chunks_exact(4).zip(&mut vectors) {
-            vector[4 * lane..][..4].copy_from_slice(quad);
-        }
-    }
+fn cut_chunk<const BITS: usize>(codes: &[u8; CHUNK]) -> [u32; BITS] {
+    let quads = codes.as_chunks::<4>().0;
+    let mut words = [0; BITS];
     let (mut at, mut low) = (0, 0);
     for &width in const { planes(BITS) } {
-        let (mask, per_vector) = (((1u32 << width) - 1) as u8, 8 / width);
-        for (j, vector) in vectors.iter().enumerate() {
-            let shift = j % per_vector * width;
-            let plane = &mut out[at + j / per_vector * 64..][..64];
-            for (to, code) in plane.iter_mut().zip(vector) {
-                *to |= (code >> low & mask) << shift;
+        let (mask, per_vector) = (((1u32 << width) - 1) * 0x0101_0101, 8 / width);
+        for (j, quad) in quads.iter().enumerate() {
+            words[at + j / per_vector] |=
+                (u32::from_le_bytes(*quad) >> low & mask) << (j % per_vector * width);
+        }
+        at += width;
+        low += width;
+    }
+    words
+}
+
+/// Puts the scales of the row of output `lane` to their places in the strip.
+#[inline(always)]
+fn put_scales(layout: &Layout, row: &RowBuf, lane: usize, strip: &mut [u8]) {
+    let groups = layout.unit / layout.group;
+    let mut put = |values: &[u8], per_unit: usize, bytes: usize, at: usize| {
+        let units = values.chunks(per_unit * bytes).zip(strip.chunks_exact_mut(layout.block));
+        let first = at + lane * bytes;
+        match bytes {
+            1 => units.for_each(|(values, unit)| put_each::<1>(values, &mut unit[first..])),
+            2 => units.for_each(|(values, unit)| put_each::<2>(values, &mut unit[first..])),
+            _ => units.for_each(|(values, unit)| put_each::<4>(values, &mut unit[first..])),
+        }
+    };
+    let size = layout.scale.bytes();
+    match (layout.kind, size) {
+        (Kind::Super, size) => {
+            let fits = |values: &[u8]| values.iter().fold(0, |all, value| all | value) <= SUB_MAX;
+            let allowed = !layout.affine || fits(&row.sub_scales) && fits(&row.sub_mins);
+            assert!(allowed, "pack: sub-scales with mins have 6 bits");
+            put(&row.sub_scales, groups, 1, layout.scales_at);
+            put(&row.sub_mins, groups, 1, layout.biases_at);
+            put(&row.scales, 1, size, layout.d_at);
+            put(&row.biases, 1, size, layout.d_at + LANES * size);
+        }
+        (Kind::Plain, 1) => put(&row.sub_scales, groups, 1, layout.scales_at),
+        (Kind::Plain, size) => {
+            put(&row.scales, groups, size, layout.scales_at);
+            put(&row.biases, groups, size, layout.biases_at);
+        }
+    }
+}
+
+/// Puts values of `N` bytes to every 16th place of `to`.
+#[inline(always)]
+fn put_each<const N: usize>(values: &[u8], to: &mut [u8]) {
+    for (value, to) in values.as_chunks::<N>().0.iter().zip(to.chunks_mut(LANES * N)) {
+        to[..N].copy_from_slice(value);
+    }
+}
+
+/// Puts the words of 16 rows side by side into their strip.
+struct PutWords<'a, 'b> {
+    packer: &'a Packer<'b>,
+    strip: &'a mut [u8],
+}
+
+impl Kernel for PutWords<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn scalar(self) {
+        let Self { packer: Packer { layout, words, len, stride, .. }, strip } = self;
+        let mut rest = 0..*len;
+        for unit in strip.chunks_exact_mut(layout.block) {
+            let vectors = unit[..layout.scales_at].as_chunks_mut::<64>().0;
+            // In this order, for `zip` asks its left side first.
+            for (vector, word) in vectors.iter_mut().zip(&mut rest) {
+                for (lane, to) in vector.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+                    *to = words[lane * stride + word].to_le_bytes();
+                }
             }
         }
-        at += 64 * width;
-        low += width;
     }
 }

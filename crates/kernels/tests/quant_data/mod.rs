@@ -63,12 +63,35 @@ pub(crate) fn multiple(format: &Format) -> usize {
     }
 }
 
-/// Rounds to what the scale type can hold.
-fn stored(ty: ScaleType, v: f32) -> f32 {
+/// Fills a row's scales or biases with values in the scale type.
+pub(crate) fn fill_scales(ty: ScaleType, scales: &mut [u8], mut value: impl FnMut() -> f32) {
     match ty {
-        ScaleType::F32 => v,
-        ScaleType::F16 => half::f16::from_f32(v).to_f32(),
-        ScaleType::Bf16 => half::bf16::from_f32(v).to_f32(),
+        ScaleType::F32 => scales.as_chunks_mut().0.iter_mut().for_each(|s| *s = value().to_le_bytes()),
+        ScaleType::F16 => {
+            let scales = scales.as_chunks_mut().0.iter_mut();
+            scales.for_each(|s| *s = half::f16::from_f32(value()).to_le_bytes());
+        }
+        ScaleType::Bf16 => {
+            let scales = scales.as_chunks_mut().0.iter_mut();
+            scales.for_each(|s| *s = half::bf16::from_f32(value()).to_le_bytes());
+        }
+    }
+}
+
+/// Value `index` of a row's scales or biases.
+fn scale_at(ty: ScaleType, scales: &[u8], index: usize) -> f64 {
+    f64::from(match ty {
+        ScaleType::F32 => f32::from_le_bytes(scales.as_chunks().0[index]),
+        ScaleType::F16 => half::f16::from_le_bytes(scales.as_chunks().0[index]).to_f32(),
+        ScaleType::Bf16 => half::bf16::from_le_bytes(scales.as_chunks().0[index]).to_f32(),
+    })
+}
+
+/// The type of the scales of a format, or of d and dmin.
+pub(crate) fn scale_type(format: &Format) -> ScaleType {
+    match format.scales {
+        Scales::Symmetric(ty) | Scales::Affine(ty) => ty,
+        _ => ScaleType::F16,
     }
 }
 
@@ -80,19 +103,16 @@ pub(crate) fn random_row(format: &Format, random: &mut Random, row: &mut RowBuf)
     };
     row.codes.fill_with(|| (random.bits() & ((1 << bits) - 1)) as u8);
     let size = 1.0 / f32::from(1u16 << (bits - 1));
-    let ty = match format.scales {
-        Scales::Symmetric(ty) | Scales::Affine(ty) => ty,
-        _ => ScaleType::F16,
-    };
-    row.scales.fill_with(|| {
+    let ty = scale_type(format);
+    fill_scales(ty, &mut row.scales, || {
         let sign = if random.bits() & 4 == 0 { -1.0 } else { 1.0 };
-        stored(ty, sign * size * (0.5 + random.unit()))
+        sign * size * (0.5 + random.unit())
     });
     match format.scales {
-        Scales::Affine(_) => row.biases.fill_with(|| stored(ty, 2.0 * random.unit() - 1.0)),
+        Scales::Affine(_) => fill_scales(ty, &mut row.biases, || 2.0 * random.unit() - 1.0),
         Scales::SuperSymmetric => row.sub_scales.fill_with(|| random.bits() as u8),
         Scales::SuperAffine => {
-            row.biases.fill_with(|| stored(ty, random.unit() - 0.5));
+            fill_scales(ty, &mut row.biases, || random.unit() - 0.5);
             row.sub_scales.fill_with(|| random.bits() as u8 & 63);
             row.sub_mins.fill_with(|| random.bits() as u8 & 63);
         }
@@ -117,20 +137,20 @@ pub(crate) fn weights(format: &Format, row: &RowBuf) -> Vec<f64> {
     };
     let weight = |(k, &code): (usize, &u8)| {
         let (group, block) = (k / format.group, k / 256);
+        let scale = |index| scale_at(scale_type(format), &row.scales, index);
+        let bias = |index| scale_at(scale_type(format), &row.biases, index);
         let value = match format.codes {
             Codes::Uint { zero, .. } => f64::from(code) - f64::from(zero),
             Codes::E2m1 if code >> 3 == 1 => -magnitudes[usize::from(code & 7)],
             Codes::E2m1 => magnitudes[usize::from(code & 7)],
         };
         match format.scales {
-            Scales::Symmetric(_) => f64::from(row.scales[group]) * value,
-            Scales::Affine(_) => f64::from(row.scales[group]) * value + f64::from(row.biases[group]),
-            Scales::SuperSymmetric => {
-                f64::from(row.scales[block]) * f64::from(row.sub_scales[group] as i8) * value
-            }
+            Scales::Symmetric(_) => scale(group) * value,
+            Scales::Affine(_) => scale(group) * value + bias(group),
+            Scales::SuperSymmetric => scale(block) * f64::from(row.sub_scales[group] as i8) * value,
             Scales::SuperAffine => {
-                f64::from(row.scales[block]) * f64::from(row.sub_scales[group]) * value
-                    - f64::from(row.biases[block]) * f64::from(row.sub_mins[group])
+                scale(block) * f64::from(row.sub_scales[group]) * value
+                    - bias(block) * f64::from(row.sub_mins[group])
             }
             Scales::E8m0 => 2f64.powi(i32::from(row.sub_scales[group]) - 127) * value,
             Scales::E4m3 { global } => e4m3(row.sub_scales[group]) * f64::from(global) * value,

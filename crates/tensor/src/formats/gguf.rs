@@ -16,7 +16,6 @@
 //! | Q5_K | 256 | as Q4_K, with 32 bytes of fifth bits before the codes | d·sc·q - dmin·m |
 //! | Q6_K | 256 | 128 bytes of low halves, 64 bytes of high bits, 16 signed bytes of sc, d | d·sc·(q - 32) |
 
-use half::f16;
 use lmx_kernels::quant::{Codes, Format, RowBuf, ScaleType, Scales};
 
 use super::unpack::add_bits;
@@ -55,7 +54,7 @@ impl BlockType {
 
 fn q4_0(row: &[u8], out: &mut RowBuf) {
     let blocks = row.as_chunks::<18>().0.iter().zip(out.codes.as_chunks_mut::<32>().0);
-    for ((block, codes), d) in blocks.zip(&mut out.scales) {
+    for ((block, codes), d) in blocks.zip(halves_of(&mut out.scales)) {
         *d = half(block, 0);
         halves(&block[2..], codes);
     }
@@ -63,7 +62,7 @@ fn q4_0(row: &[u8], out: &mut RowBuf) {
 
 fn q4_1(row: &[u8], out: &mut RowBuf) {
     let blocks = row.as_chunks::<20>().0.iter().zip(out.codes.as_chunks_mut::<32>().0);
-    for ((block, codes), (d, m)) in blocks.zip(out.scales.iter_mut().zip(&mut out.biases)) {
+    for ((block, codes), (d, m)) in blocks.zip(halves_of(&mut out.scales).zip(halves_of(&mut out.biases))) {
         (*d, *m) = (half(block, 0), half(block, 2));
         halves(&block[4..], codes);
     }
@@ -71,7 +70,7 @@ fn q4_1(row: &[u8], out: &mut RowBuf) {
 
 fn q5_0(row: &[u8], out: &mut RowBuf) {
     let blocks = row.as_chunks::<22>().0.iter().zip(out.codes.as_chunks_mut::<32>().0);
-    for ((block, codes), d) in blocks.zip(&mut out.scales) {
+    for ((block, codes), d) in blocks.zip(halves_of(&mut out.scales)) {
         *d = half(block, 0);
         halves(&block[6..], codes);
         add_bits(&block[2..6], 4, codes);
@@ -80,7 +79,7 @@ fn q5_0(row: &[u8], out: &mut RowBuf) {
 
 fn q5_1(row: &[u8], out: &mut RowBuf) {
     let blocks = row.as_chunks::<24>().0.iter().zip(out.codes.as_chunks_mut::<32>().0);
-    for ((block, codes), (d, m)) in blocks.zip(out.scales.iter_mut().zip(&mut out.biases)) {
+    for ((block, codes), (d, m)) in blocks.zip(halves_of(&mut out.scales).zip(halves_of(&mut out.biases))) {
         (*d, *m) = (half(block, 0), half(block, 2));
         halves(&block[8..], codes);
         add_bits(&block[4..8], 4, codes);
@@ -89,7 +88,7 @@ fn q5_1(row: &[u8], out: &mut RowBuf) {
 
 fn q8_0(row: &[u8], out: &mut RowBuf) {
     let blocks = row.as_chunks::<34>().0.iter().zip(out.codes.as_chunks_mut::<32>().0);
-    for ((block, codes), d) in blocks.zip(&mut out.scales) {
+    for ((block, codes), d) in blocks.zip(halves_of(&mut out.scales)) {
         *d = half(block, 0);
         for (code, byte) in codes.iter_mut().zip(&block[2..]) {
             *code = byte ^ 0x80;
@@ -99,7 +98,7 @@ fn q8_0(row: &[u8], out: &mut RowBuf) {
 
 fn q2_k(row: &[u8], out: &mut RowBuf) {
     let blocks = row.as_chunks::<84>().0.iter().zip(out.codes.as_chunks_mut::<256>().0);
-    let supers = out.scales.iter_mut().zip(&mut out.biases);
+    let supers = halves_of(&mut out.scales).zip(halves_of(&mut out.biases));
     let subs = out.sub_scales.as_chunks_mut::<16>().0.iter_mut().zip(out.sub_mins.as_chunks_mut::<16>().0);
     for (((block, codes), (d, dmin)), (scales, mins)) in blocks.zip(supers).zip(subs) {
         (*d, *dmin) = (half(block, 80), half(block, 82));
@@ -112,7 +111,7 @@ fn q2_k(row: &[u8], out: &mut RowBuf) {
 
 fn q3_k(row: &[u8], out: &mut RowBuf) {
     let blocks = row.as_chunks::<110>().0.iter().zip(out.codes.as_chunks_mut::<256>().0);
-    let scales = out.scales.iter_mut().zip(out.sub_scales.as_chunks_mut::<16>().0);
+    let scales = halves_of(&mut out.scales).zip(out.sub_scales.as_chunks_mut::<16>().0);
     for ((block, codes), (d, scales)) in blocks.zip(scales) {
         *d = half(block, 108);
         quarters(&block[32..96], codes);
@@ -136,7 +135,7 @@ fn q3_k(row: &[u8], out: &mut RowBuf) {
 
 fn q4_k(row: &[u8], out: &mut RowBuf) {
     let blocks = row.as_chunks::<144>().0.iter().zip(out.codes.as_chunks_mut::<256>().0);
-    let supers = out.scales.iter_mut().zip(&mut out.biases);
+    let supers = halves_of(&mut out.scales).zip(halves_of(&mut out.biases));
     let subs = out.sub_scales.as_chunks_mut::<8>().0.iter_mut().zip(out.sub_mins.as_chunks_mut::<8>().0);
     for (((block, codes), (d, dmin)), (scales, mins)) in blocks.zip(supers).zip(subs) {
         (*d, *dmin) = (half(block, 0), half(block, 2));
@@ -149,7 +148,7 @@ fn q4_k(row: &[u8], out: &mut RowBuf) {
 
 fn q5_k(row: &[u8], out: &mut RowBuf) {
     let blocks = row.as_chunks::<176>().0.iter().zip(out.codes.as_chunks_mut::<256>().0);
-    let supers = out.scales.iter_mut().zip(&mut out.biases);
+    let supers = halves_of(&mut out.scales).zip(halves_of(&mut out.biases));
     let subs = out.sub_scales.as_chunks_mut::<8>().0.iter_mut().zip(out.sub_mins.as_chunks_mut::<8>().0);
     for (((block, codes), (d, dmin)), (scales, mins)) in blocks.zip(supers).zip(subs) {
         (*d, *dmin) = (half(block, 0), half(block, 2));
@@ -168,7 +167,7 @@ fn q5_k(row: &[u8], out: &mut RowBuf) {
 
 fn q6_k(row: &[u8], out: &mut RowBuf) {
     let blocks = row.as_chunks::<210>().0.iter().zip(out.codes.as_chunks_mut::<256>().0);
-    let scales = out.scales.iter_mut().zip(out.sub_scales.as_chunks_mut::<16>().0);
+    let scales = halves_of(&mut out.scales).zip(out.sub_scales.as_chunks_mut::<16>().0);
     for ((block, codes), (d, scales)) in blocks.zip(scales) {
         *d = half(block, 208);
         scales.copy_from_slice(&block[192..208]);
@@ -185,9 +184,14 @@ fn q6_k(row: &[u8], out: &mut RowBuf) {
     }
 }
 
-/// The half-precision number at byte `at`.
-fn half(block: &[u8], at: usize) -> f32 {
-    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+/// The half-precision number at byte `at`, as it is stored.
+fn half(block: &[u8], at: usize) -> [u8; 2] {
+    [block[at], block[at + 1]]
+}
+
+/// The half-precision numbers of a buffer.
+fn halves_of(bytes: &mut [u8]) -> impl Iterator<Item = &mut [u8; 2]> {
+    bytes.as_chunks_mut().0.iter_mut()
 }
 
 /// The low halves of all bytes, then the high halves.

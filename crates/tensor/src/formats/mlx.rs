@@ -142,8 +142,8 @@ impl MlxTensors {
         unpack(bits, row_of(&self.weight, row), &mut out.codes);
         match &self.biases {
             Some(biases) => {
-                widen(self.scales.dtype(), row_of(&self.scales, row), &mut out.scales);
-                widen(biases.dtype(), row_of(biases, row), &mut out.biases);
+                copy_or_widen(&self.scales, row, &mut out.scales);
+                copy_or_widen(biases, row, &mut out.biases);
             }
             None => out.sub_scales.copy_from_slice(row_of(&self.scales, row)),
         }
@@ -204,6 +204,19 @@ fn second_dimension(tensor: &FileTensor, rows: usize) -> Result<usize, FileError
     match *tensor.shape() {
         [found, columns] if found == rows => Ok(columns),
         _ => Err(tensor.error(TensorProblem::Rows { expected: rows, found: tensor.shape().to_vec() })),
+    }
+}
+
+/// A row of a matrix of floats, in its own type or as F32, whichever `out` has the length of.
+fn copy_or_widen(tensor: &FileTensor, row: usize, out: &mut [u8]) {
+    let stored = row_of(tensor, row);
+    if stored.len() == out.len() {
+        return out.copy_from_slice(stored);
+    }
+    let mut wide = vec![0.0; out.len() / size_of::<f32>()];
+    widen(tensor.dtype(), stored, &mut wide);
+    for (to, value) in out.as_chunks_mut().0.iter_mut().zip(wide) {
+        *to = f32::to_le_bytes(value);
     }
 }
 
