@@ -23,7 +23,7 @@ mod simd;
 pub mod vector;
 
 pub use isa::Isa;
-pub use memory::AlignedBytes;
+pub use memory::{AlignedBytes, Arena};
 pub use pool::Pool;
 
 /// How a kernel runs: with which instructions and on which threads.
@@ -33,12 +33,14 @@ pub struct Exec {
     pub isa: Isa,
     /// The threads that share the work.
     pub pool: Pool,
+    /// Where the weights are.
+    pub arena: Arena,
 }
 
 impl Exec {
     /// An `Exec` of `threads` threads (at least 1; the caller's own is one of them).
     #[must_use]
     pub fn new(isa: Isa, threads: usize) -> Self {
-        Self { isa, pool: Pool::new(threads) }
+        Self { isa, pool: Pool::new(threads), arena: Arena::default() }
     }
 }

@@ -84,7 +84,7 @@ impl QuantMatrix {
         let too_large = ShapeError::Size { rows, cols };
         let strip = units.checked_mul(layout.block).ok_or(too_large)?;
         let bytes = blocks.checked_mul(strip).filter(|b| *b < isize::MAX as usize / 2).ok_or(too_large)?;
-        let mut matrix = Self { rows, cols, format, layout, data: AlignedBytes::zeroed(bytes) };
+        let mut matrix = Self { rows, cols, format, layout, data: exec.arena.zeroed(bytes) };
         let data = Strips { start: matrix.data.as_mut_ptr(), strip };
         // Handed out in small parts: loading has other threads beside these.
         exec.pool.for_each(blocks.div_ceil(PART), &|part| {
