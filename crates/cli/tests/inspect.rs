@@ -4,8 +4,9 @@
 mod common;
 
 use common::model::{END, Model, Then};
-use common::{lmx, outcome, run};
+use common::{Outcome, lmx, outcome, run};
 use serde_json::{Value, json};
+use std::path::PathBuf;
 
 fn inspect(model: &Model, words: &[&str]) -> Value {
     let outcome = run(&[&["inspect", "--json", "--model", model.path()], words].concat());
@@ -57,9 +58,31 @@ fn the_json_object() {
     let memory = &object["memory"];
     assert_eq!((&memory["context"], &memory["kv_bytes"]), (&json!(64), &json!(64 * 2 * 256)));
     assert_eq!(memory["weights_bytes"], parameters * 4);
-    let total: u64 =
-        ["weights_bytes", "kv_bytes", "activations_bytes"].iter().map(|k| memory[k].as_u64().unwrap()).sum();
+    let parts = ["weights_bytes", "program_bytes", "kv_bytes", "activations_bytes"];
+    let total: u64 = parts.iter().map(|part| memory[part].as_u64().unwrap()).sum();
     assert_eq!(memory["total_bytes"], total);
+}
+
+#[test]
+fn the_memory_forecast_is_what_a_run_takes() {
+    let models = std::env::var_os("LMX_TEST_MODELS").map_or("../../models".into(), PathBuf::from);
+    let path = models.join("SmolLM2-135M-Instruct.Q4_1.gguf");
+    assert!(path.exists(), "{} is missing: run scripts/test, which fetches it", path.display());
+    let model = ["--model", path.to_str().unwrap(), "--json"];
+    let number = |outcome: &Outcome, pointer: &str| {
+        let object: Value = serde_json::from_str(outcome.assert_ok()).unwrap();
+        object.pointer(pointer).and_then(Value::as_f64).unwrap()
+    };
+    for context in [256, 1024] {
+        // One token a word.
+        let prompt = "one two three four ".repeat(context / 4);
+        let words = ["--ignore-chat-template", "--prompt", &prompt, "--max-tokens", "1", "--threads", "2"];
+        let peak = number(&run(&[&["generate"], &model[..], &words].concat()), "/peak_memory_bytes");
+        let context = context.to_string();
+        let outcome = run(&[&["inspect", "--context", &context], &model[..]].concat());
+        let forecast = number(&outcome, "/memory/total_bytes");
+        assert!((forecast / peak - 1.0).abs() < 0.15, "{context} tokens: {forecast} forecast, {peak} taken");
+    }
 }
 
 #[test]

@@ -93,6 +93,8 @@ pub struct Memory {
     pub context: usize,
     /// The weights.
     pub weights_bytes: u64,
+    /// The program itself and its tokenizer, about.
+    pub program_bytes: u64,
     /// Keys and values of the sequence.
     pub kv_bytes: u64,
     /// What a step of the prompt computes with.
@@ -172,20 +174,29 @@ impl Memory {
         let weights_bytes = checkpoint.stored_bytes(decoder)?;
         let kv_bytes = KvSpec::new(&cached, kv).bytes_at(context) as u64;
         let activations_bytes = activation_bytes(decoder, context.min(prefill_step_size));
-        let total_bytes = weights_bytes + kv_bytes + activations_bytes;
-        Ok(Self { context, weights_bytes, kv_bytes, activations_bytes, total_bytes })
+        let program_bytes = PROGRAM_BYTES + TOKEN_BYTES * decoder.vocab as u64;
+        let total_bytes = weights_bytes + program_bytes + kv_bytes + activations_bytes;
+        Ok(Self { context, weights_bytes, program_bytes, kv_bytes, activations_bytes, total_bytes })
     }
 }
 
+/// What the program takes without a model, and its tokenizer for each token of the vocabulary: measured.
+const PROGRAM_BYTES: u64 = 10_000_000;
+const TOKEN_BYTES: u64 = 150;
+
 /// The buffers of a step of `rows` tokens: what one layer holds at once, which the next ones reuse, and the logits.
 fn activation_bytes(decoder: &DecoderConfig, rows: usize) -> u64 {
+    let f32s = |count: usize| size_of::<f32>() * count;
     let widest = |l: &LayerConfig| {
         let a = &l.attention;
-        // The residual stream and its norm; q, k, v and their result; gate and up; the block's output.
-        3 * decoder.hidden + 2 * (a.heads + a.kv_heads) * a.head_dim + 2 * l.mlp.intermediate
+        // q, k, v and the result; or gate, up, their product, and its two int8 digits with scales.
+        let attention = f32s(2 * (a.heads + a.kv_heads) * a.head_dim);
+        let mlp = f32s(3 * l.mlp.intermediate) + 5 * l.mlp.intermediate / 2;
+        // The residual stream, its norm, the block's output.
+        f32s(3 * decoder.hidden) + attention.max(mlp)
     };
     let row = decoder.layers.iter().map(widest).max().unwrap_or_default();
-    (size_of::<f32>() * (rows * row + decoder.vocab)) as u64
+    (rows * row + f32s(decoder.vocab)) as u64
 }
 
 /// The number of weights, from the description; equal to what the files hold.

@@ -177,12 +177,13 @@ impl Inspection {
             (
                 "memory",
                 format!(
-                    "{:.2} GB for {} tokens: weights {:.2}, cache {:.2}, activations {:.2}",
+                    "{:.2} GB for {} tokens: weights {:.2}, cache {:.2}, activations {:.2}, program {:.2}",
                     gigabytes(memory.total_bytes),
                     memory.context,
                     gigabytes(memory.weights_bytes),
                     gigabytes(memory.kv_bytes),
-                    gigabytes(memory.activations_bytes)
+                    gigabytes(memory.activations_bytes),
+                    gigabytes(memory.program_bytes)
                 ),
             ),
             ("kernels", self.isa.clone()),
