@@ -20,6 +20,13 @@ pub(crate) fn isa() -> Result<Isa, End> {
     })
 }
 
+/// What to say where no one asked for the scalar kernels and yet they are the best.
+pub(crate) fn notice() -> Option<&'static str> {
+    let scalar = env::isa().is_none() && Isa::best() == Isa::SCALAR;
+    scalar
+        .then_some("this machine has no AVX2 with FMA and F16C: the kernels run without vector instructions")
+}
+
 /// The CPU with as many threads, or with all cores.
 ///
 /// # Errors

@@ -100,6 +100,7 @@ impl Session {
         let loaded = lmx::load_with_progress(&model.model, &options, &mut show);
         drop(progress);
         let loaded = loaded.map_err(anyhow::Error::new)?;
+        device::notice().into_iter().for_each(|notice| notices.add(notice));
         loaded.notices.iter().for_each(|notice| notices.add(notice.as_str()));
         Self::with(loaded, run, template, keep_finished, notices)
     }
