@@ -335,8 +335,11 @@ impl Kernel for PutWords<'_, '_> {
             strip.chunks_exact_mut(layout.block).flat_map(|unit| unit[..codes].as_chunks_mut::<64>().0);
         let mut vectors = vectors.take(*len);
         // Tiles of 16 words of each row: of a fixed size, so that no index need be checked.
-        for tile in 0..len.div_ceil(LANES) {
-            let tile = rows.map(|row| row[tile]);
+        let mut tile = [[0; LANES]; LANES];
+        for at in 0..len.div_ceil(LANES) {
+            for (row, to) in rows.iter().zip(&mut tile) {
+                *to = row[at];
+            }
             for (word, vector) in (0..LANES).zip(&mut vectors) {
                 for (row, to) in tile.iter().zip(vector.as_chunks_mut::<4>().0) {
                     *to = row[word].to_le_bytes();
