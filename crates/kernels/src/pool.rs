@@ -46,8 +46,35 @@ impl Ticket {
     }
 }
 
+/// The items of a region that are left to one share, in one word: the first (32 bits) and the end (32).
+struct Queue(AtomicU64);
+
+impl Queue {
+    fn set(&self, items: Range<usize>) {
+        self.0.store((items.start as u64) << 32 | items.end as u64, Ordering::Relaxed);
+    }
+
+    /// Takes the first item or, for a thread whose own queue is empty, the last.
+    fn take(&self, last: bool) -> Option<usize> {
+        let mut now = self.0.load(Ordering::Relaxed);
+        loop {
+            let (first, end) = (now >> 32, now & 0xFFFF_FFFF);
+            if first >= end {
+                return None;
+            }
+            let (item, left) = if last { (end - 1, now - 1) } else { (first, now + (1 << 32)) };
+            match self.0.compare_exchange_weak(now, left, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Some(item as usize),
+                Err(changed) => now = changed,
+            }
+        }
+    }
+}
+
 struct Shared {
     ticket: Line<AtomicU64>,
+    /// One for each share; written only by the thread that holds `busy`, between regions.
+    queues: Vec<Line<Queue>>,
     /// Shares of the current region that workers have finished.
     done: Line<AtomicUsize>,
     parked: Line<AtomicUsize>,
@@ -89,8 +116,10 @@ impl Pool {
     /// thread the pool is that much smaller.
     #[must_use]
     pub fn new(threads: usize) -> Self {
+        let threads = threads.clamp(1, THREADS_MAX);
         let shared = Arc::new(Shared {
             ticket: Line(AtomicU64::new(0)),
+            queues: (0..threads).map(|_| Line(Queue(AtomicU64::new(0)))).collect(),
             done: Line(AtomicUsize::new(0)),
             parked: Line(AtomicUsize::new(0)),
             panicked: AtomicBool::new(false),
@@ -98,7 +127,7 @@ impl Pool {
             busy: AtomicBool::new(false),
             job: UnsafeCell::new(None),
         });
-        let workers = (1..threads.clamp(1, THREADS_MAX))
+        let workers = (1..threads)
             .map_while(|id| {
                 let shared = Arc::clone(&shared);
                 std::thread::Builder::new().name(format!("lmx-{id}")).spawn(move || work(&shared)).ok()
@@ -119,12 +148,19 @@ impl Pool {
     /// # Panics
     /// If `f` panicked in any share.
     pub fn run(&self, f: &(dyn Fn(usize) + Sync)) {
-        if self.workers.is_empty() || self.shared.busy.swap(true, Ordering::Acquire) {
-            for share in 0..self.threads() {
-                f(share);
-            }
-            return;
+        if !self.enter() {
+            return (0..self.threads()).for_each(f);
         }
+        self.region(f);
+    }
+
+    /// Takes the pool for a region; false if there are no workers, or another region runs.
+    fn enter(&self) -> bool {
+        !self.workers.is_empty() && !self.shared.busy.swap(true, Ordering::Acquire)
+    }
+
+    /// [`Pool::run`] after a successful [`Pool::enter`], which it undoes.
+    fn region(&self, f: &(dyn Fn(usize) + Sync)) {
         let shared = &*self.shared;
         // SAFETY: only the lifetime is erased; this function does not return before all shares are done.
         let job: Job = unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync), Job>(f) };
@@ -179,22 +215,22 @@ impl Pool {
         });
     }
 
-    /// Runs `f(item)` for each of `0..count`, items handed out one at a time to whichever thread is free.
+    /// Runs `f(item)` for each of `0..count`. Each share works upwards through a stretch of its own, so that what
+    /// it reads follows on what it read before, and then helps the others from their ends.
     pub fn for_each(&self, count: usize, f: &(dyn Fn(usize) + Sync)) {
-        if count <= 1 || self.workers.is_empty() {
-            for item in 0..count {
-                f(item);
-            }
-            return;
+        if count <= 1 || count > u32::MAX as usize || !self.enter() {
+            return (0..count).for_each(f);
         }
-        let next = AtomicUsize::new(0);
-        self.run(&|_| {
-            loop {
-                let item = next.fetch_add(1, Ordering::Relaxed);
-                if item >= count {
-                    return;
+        let (threads, queues) = (self.threads(), &self.shared.queues);
+        for (share, queue) in queues.iter().enumerate().take(threads) {
+            queue.0.set(count * share / threads..count * (share + 1) / threads);
+        }
+        self.region(&|share| {
+            for helped in 0..threads {
+                let queue = &queues[(share + helped) % threads].0;
+                while let Some(item) = queue.take(helped > 0) {
+                    f(item);
                 }
-                f(item);
             }
         });
     }

@@ -16,8 +16,9 @@ use std::arch::x86_64::*;
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Inputs of a panel of a plain format, 256 for super-blocks.
-const PANEL_INPUTS: usize = 512;
+/// Inputs of a panel of a plain format, at most; 256 for super-blocks. The digits of a tile of rows then stay in the
+/// first cache.
+const PANEL_INPUTS: usize = 640;
 
 /// Rows of a tile.
 pub(super) const ROWS: usize = 16;
@@ -74,7 +75,11 @@ pub(super) unsafe fn matmul(weight: &QuantMatrix, input: &Activations, blocks: B
     // Steps of the whole row and of a panel, bytes of a step and block in the panel.
     let (all, per_panel, step_bytes) = match layout.kind {
         Kind::Plain => {
-            (weight.cols() / layout.step, PANEL_INPUTS / layout.step, plain::panel_step(layout.step))
+            let panels = weight.cols().div_ceil(PANEL_INPUTS).max(1);
+            // Panels of equal size, since a short one costs nearly as much; they begin with a unit.
+            let units = weight.units().div_ceil(panels);
+            let steps = weight.cols() / layout.step;
+            (steps, units * (layout.unit / layout.step), plain::panel_step(layout.step))
         }
         Kind::Super => (weight.units(), 1, super_blocks::PANEL_STEP),
     };

@@ -10,8 +10,9 @@ use super::scalar::E2M1;
 use super::{Blocks, Out, QuantMatrix};
 use std::arch::x86_64::*;
 
-/// How far ahead of the reading packed weights are fetched, in bytes.
-const AHEAD: usize = 4096;
+/// How far ahead of the reading packed weights are fetched, in bytes. Into the second cache: the first one's few
+/// line buffers would hold up the loads.
+const AHEAD: usize = 8192;
 
 /// Quantizes the rows of one tile (the definition, compiled for AVX-512).
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
@@ -215,8 +216,7 @@ impl<const M: usize> Input<M> {
         unsafe {
             let high = std::array::from_fn(|row| self.word(step, Word::High, row));
             let low = std::array::from_fn(|row| self.word(step, Word::Low, row));
-            let none = [_mm512_setzero_si512(); M];
-            Sums { high: [high, none], low: [low, none] }
+            Sums { high, low }
         }
     }
 
@@ -230,7 +230,6 @@ impl<const M: usize> Input<M> {
         // SAFETY: the stride of `first` is inside the digits of the tile.
         let digits = unsafe { self.digits.add(first / STRIDE * 2 * M * STRIDE + first % STRIDE) };
         for (quad, code) in codes.iter().enumerate() {
-            let chain = quad % Sums::<M>::CHAINS;
             for row in 0..M {
                 // SAFETY: as above, of both digits of the row.
                 let (h, l) = unsafe {
@@ -238,7 +237,7 @@ impl<const M: usize> Input<M> {
                     let l = digits.add((M + row) * STRIDE + 4 * quad).cast::<i32>();
                     (h.read_unaligned(), l.read_unaligned())
                 };
-                let (high, low) = (&mut sums.high[chain][row], &mut sums.low[chain][row]);
+                let (high, low) = (&mut sums.high[row], &mut sums.low[row]);
                 *high = _mm512_dpbusd_epi32(*high, *code, _mm512_set1_epi32(h));
                 *low = _mm512_dpbusd_epi32(*low, *code, _mm512_set1_epi32(l));
             }
@@ -246,25 +245,10 @@ impl<const M: usize> Input<M> {
     }
 }
 
-/// The sums of high and low digits of each row. With few rows in two chains, which the processor can work on side
-/// by side.
+/// The sums of high and low digits of each row.
 struct Sums<const M: usize> {
-    high: [[__m512i; M]; 2],
-    low: [[__m512i; M]; 2],
-}
-
-impl<const M: usize> Sums<M> {
-    const CHAINS: usize = if M <= 2 { 2 } else { 1 };
-
-    #[target_feature(enable = "avx512f")]
-    #[inline]
-    fn total(self) -> ([__m512i; M], [__m512i; M]) {
-        if Self::CHAINS == 1 {
-            return (self.high[0], self.low[0]);
-        }
-        let add = |[a, b]: [[__m512i; M]; 2]| std::array::from_fn(|row| _mm512_add_epi32(a[row], b[row]));
-        (add(self.high), add(self.low))
-    }
+    high: [__m512i; M],
+    low: [__m512i; M],
 }
 
 /// Asks for the packed bytes `AHEAD` of a range that is about to be read.
@@ -272,7 +256,7 @@ impl<const M: usize> Sums<M> {
 #[inline]
 pub(super) fn fetch_ahead(packed: *const u8, bytes: usize) {
     for line in 0..bytes.div_ceil(64) {
-        _mm_prefetch::<_MM_HINT_T0>(packed.wrapping_add(64 * line + AHEAD).cast());
+        _mm_prefetch::<_MM_HINT_T1>(packed.wrapping_add(64 * line + AHEAD).cast());
     }
 }
 
@@ -320,7 +304,7 @@ unsafe fn plain<const CODE: u8, const STEP: usize, const M: usize>(
                         at = at.add(const { 64 * code::bits(CODE) });
                     }
                 }
-                let (high, low) = sums.total();
+                let Sums { high, low } = sums;
                 let s = scales::<CODE>(layout, s_at);
                 for (row, acc) in acc.iter_mut().enumerate() {
                     let sum =
@@ -383,7 +367,7 @@ unsafe fn super_blocks<const CODE: u8, const M: usize>(
                     let size = const { CHUNK / 4 } / halves_of_chunk;
                     let first = unit * layout.unit + chunk * CHUNK + half * 4 * size;
                     input.dot(&codes[half * size..][..size], first, &mut sums);
-                    let (h, l) = sums.total();
+                    let Sums { high: h, low: l } = sums;
                     let sub = packed.add(layout.scales_at + group * LANES);
                     let sc = if affine { bytes(sub) } else { signed_bytes(sub) };
                     for row in 0..M {
