@@ -16,6 +16,10 @@ use std::thread::JoinHandle;
 const SPINS: u32 = 5_000;
 /// Spins before the caller of a region lets other threads run while it waits for the last share.
 const SPINS_BEFORE_YIELD: u32 = 500;
+/// The most pieces of memory that can be announced.
+const AHEAD_PARTS: usize = 3;
+/// The most that a worker reads ahead, in bytes: a part of its second-level cache.
+const AHEAD_MAX: usize = 512 << 10;
 /// The most threads of a pool.
 const THREADS_MAX: usize = 1 << 15;
 
@@ -71,8 +75,74 @@ impl Queue {
     }
 }
 
+/// Memory that a region to come will read, for [`Pool::read_ahead`]; a race spoils no more than a hint.
+#[derive(Default)]
+struct Ahead {
+    /// Counts the calls.
+    number: AtomicUsize,
+    /// Start and length.
+    parts: [(AtomicUsize, AtomicUsize); AHEAD_PARTS],
+}
+
+/// One worker's reading of an [`Ahead`].
+#[derive(Default)]
+struct Reader {
+    number: usize,
+    parts: [Range<usize>; AHEAD_PARTS],
+}
+
+impl Reader {
+    /// Fetches some of what worker `id` of `threads` has to read, if anything is left.
+    fn step(&mut self, ahead: &Ahead, id: usize, threads: usize) {
+        const LINE: usize = 64;
+        const LINES: usize = 8;
+        let number = ahead.number.load(Ordering::Acquire);
+        if number != self.number {
+            *self = Self { number, parts: ahead.stretch(id, threads) };
+        }
+        let Some(part) = self.parts.iter_mut().find(|part| part.start < part.end) else { return };
+        for _ in 0..LINES {
+            fetch(part.start);
+            part.start += LINE;
+        }
+    }
+}
+
+/// Asks for the cache line at `address`, into the second cache.
+fn fetch(address: usize) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: part of the baseline; a fetch of any address at all has no effect but on the caches.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(std::ptr::without_provenance(address)) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
+impl Ahead {
+    /// The stretch of worker `id` of `threads`, as [`Pool::for_each`] deals it out, as far as the cache has room.
+    fn stretch(&self, id: usize, threads: usize) -> [Range<usize>; AHEAD_PARTS] {
+        let parts = self.parts.each_ref().map(|(start, len)| {
+            let start = start.load(Ordering::Relaxed);
+            start..start.saturating_add(len.load(Ordering::Relaxed))
+        });
+        let total: usize = parts.iter().map(Range::len).sum();
+        let mut skip = total / threads * id;
+        let mut left = (total / threads).min(AHEAD_MAX);
+        parts.map(|part| {
+            let first = skip.min(part.len());
+            skip -= first;
+            let len = left.min(part.len() - first);
+            left -= len;
+            part.start + first..part.start + first + len
+        })
+    }
+}
+
 struct Shared {
     ticket: Line<AtomicU64>,
+    ahead: Line<Ahead>,
     /// One for each share; written only by the thread that holds `busy`, between regions.
     queues: Vec<Line<Queue>>,
     /// Shares of the current region that workers have finished.
@@ -119,6 +189,7 @@ impl Pool {
         let threads = threads.clamp(1, THREADS_MAX);
         let shared = Arc::new(Shared {
             ticket: Line(AtomicU64::new(0)),
+            ahead: Line(Ahead::default()),
             queues: (0..threads).map(|_| Line(Queue(AtomicU64::new(0)))).collect(),
             done: Line(AtomicUsize::new(0)),
             parked: Line(AtomicUsize::new(0)),
@@ -130,7 +201,10 @@ impl Pool {
         let workers = (1..threads)
             .map_while(|id| {
                 let shared = Arc::clone(&shared);
-                std::thread::Builder::new().name(format!("lmx-{id}")).spawn(move || work(&shared)).ok()
+                std::thread::Builder::new()
+                    .name(format!("lmx-{id}"))
+                    .spawn(move || work(&shared, id, threads))
+                    .ok()
             })
             .collect();
         Self { shared, workers }
@@ -194,6 +268,19 @@ impl Pool {
         }
     }
 
+    /// Says what a region to come will read. Workers that wait for it fetch the beginning of what
+    /// [`Pool::for_each`] will give them into their caches, so that memory does not rest while the caller works
+    /// alone. More than three parts are not looked at.
+    pub fn read_ahead(&self, parts: &[&[u8]]) {
+        let ahead = &self.shared.ahead.0;
+        for (i, (start, len)) in ahead.parts.iter().enumerate() {
+            let part = parts.get(i).copied().unwrap_or_default();
+            start.store(part.as_ptr().addr(), Ordering::Relaxed);
+            len.store(part.len(), Ordering::Relaxed);
+        }
+        ahead.number.fetch_add(1, Ordering::Release);
+    }
+
     /// Runs `f` on disjoint ranges that cover `0..count`, one range a share (none where it would be empty),
     /// cut at multiples of `step`. The split depends on the number of threads: use it only where each item's
     /// result does not depend on its neighbours.
@@ -236,8 +323,9 @@ impl Pool {
     }
 }
 
-fn work(shared: &Shared) {
+fn work(shared: &Shared, id: usize, threads: usize) {
     let mut spins = 0;
+    let mut reader = Reader::default();
     while !shared.stop.load(Ordering::SeqCst) {
         if let Some(share) = shared.take() {
             // SAFETY: the ticket was acquired, and its region lasts until this share is done: the job is in place.
@@ -254,6 +342,7 @@ fn work(shared: &Shared) {
         }
         spins += 1;
         if spins < SPINS {
+            reader.step(&shared.ahead.0, id, threads);
             std::hint::spin_loop();
             continue;
         }
@@ -287,7 +376,7 @@ impl std::fmt::Debug for Pool {
 
 #[cfg(test)]
 mod tests {
-    use super::Pool;
+    use super::{AHEAD_MAX, Ahead, Pool};
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[test]
@@ -306,6 +395,52 @@ mod tests {
                 });
                 assert!(hits.iter().all(|h| h.load(Ordering::Relaxed) == 2), "{threads} threads, {count}");
             }
+        }
+    }
+
+    #[test]
+    fn a_share_that_is_done_helps_the_others() {
+        let pool = Pool::new(2);
+        let (items, slow) = (100, AtomicUsize::new(0));
+        let start = std::time::Instant::now();
+        let helped = AtomicUsize::new(0);
+        pool.for_each(items, &|item| {
+            if item == 0 {
+                // Share 0 stays here until the other one has done all the rest.
+                while helped.load(Ordering::Relaxed) < items - 1 && start.elapsed().as_secs() < 60 {
+                    std::thread::yield_now();
+                }
+                slow.fetch_add(1, Ordering::Relaxed);
+            } else {
+                helped.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        assert_eq!((slow.into_inner(), helped.into_inner()), (1, items - 1));
+        assert!(start.elapsed().as_secs() < 60, "nobody helped");
+    }
+
+    #[test]
+    fn workers_read_ahead_what_they_will_be_given() {
+        let ahead = Ahead::default();
+        let set = |lens: [usize; 3]| {
+            for ((start, len), (i, value)) in ahead.parts.iter().zip(lens.into_iter().enumerate()) {
+                start.store(i << 30, Ordering::Relaxed);
+                len.store(value, Ordering::Relaxed);
+            }
+        };
+        set([1000, 200, 600]);
+        assert_eq!(ahead.stretch(1, 2), [900..1000, (1 << 30)..(1 << 30) + 200, (2 << 30)..(2 << 30) + 600]);
+        assert_eq!(ahead.stretch(1, 3)[0], 600..1000);
+        set([4 * AHEAD_MAX, 0, 0]);
+        assert_eq!(ahead.stretch(1, 2)[0], 2 * AHEAD_MAX..3 * AHEAD_MAX);
+        set([0, 0, 0]);
+        assert!(ahead.stretch(1, 2).iter().all(std::ops::Range::is_empty));
+
+        // The announced memory may be gone by the time it is read.
+        let pool = Pool::new(2);
+        for len in [0, 1, 100_000] {
+            pool.read_ahead(&[&vec![0; len], &[], &[]]);
+            std::thread::sleep(std::time::Duration::from_millis(1));
         }
     }
 

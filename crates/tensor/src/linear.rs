@@ -254,6 +254,14 @@ impl Linear {
         weight + self.bias.as_ref().map_or(0, |bias| size_of_val(bias.as_slice()))
     }
 
+    /// The weights as they lie in memory.
+    pub(crate) fn stored(&self) -> &[u8] {
+        match &self.weight {
+            Weight::Dense(dense) => &dense.data,
+            Weight::Quant(quant) => quant.packed(),
+        }
+    }
+
     /// The number of parameters: weights and biases, but not the scales of a quantized format (as mlx-lm counts).
     #[must_use]
     pub fn parameters(&self) -> usize {

@@ -128,6 +128,12 @@ impl QuantMatrix {
         self.data.len()
     }
 
+    /// The packed matrix, as a matmul reads it from start to end.
+    #[must_use]
+    pub fn packed(&self) -> &[u8] {
+        &self.data
+    }
+
     /// Writes the weights of one output to `out`, for example an embedding.
     ///
     /// # Panics

@@ -62,6 +62,10 @@ impl Decoder {
         Ok(Self { config, embedding, layers, norm, head, device: device.clone() })
     }
 
+    fn head_weight(&self) -> &Linear {
+        self.head.as_ref().unwrap_or(&self.embedding)
+    }
+
     /// The description that it was built from.
     #[must_use]
     pub fn config(&self) -> &DecoderConfig {
@@ -112,9 +116,14 @@ impl Model for Decoder {
         for (i, layer) in self.layers.iter().enumerate() {
             let normed = ops::rms_norm(&x, &layer.input_norm)?;
             let attended = layer.attention.forward(&normed, i, step, &rotary, kv)?;
+            layer.mlp.read_ahead(&self.device);
             x = ops::add(&x, &post_norm(attended, layer.attention_output_norm.as_ref())?)?;
             let normed = ops::rms_norm(&x, &layer.mlp_norm)?;
             let fed = layer.mlp.forward(&normed)?;
+            match self.layers.get(i + 1) {
+                Some(next) => next.attention.read_ahead(&self.device),
+                None => ops::read_ahead(&self.device, [self.head_weight()]),
+            }
             x = ops::add(&x, &post_norm(fed, layer.mlp_output_norm.as_ref())?)?;
         }
         Ok(x)
@@ -123,7 +132,7 @@ impl Model for Decoder {
     fn head(&self, hidden: &Tensor, rows: &[usize]) -> Result<Tensor, ForwardError> {
         // The final norm belongs here, so that it runs for the wanted rows only.
         let picked = ops::rms_norm(&ops::select_rows(hidden, rows)?, &self.norm)?;
-        let mut logits = ops::linear(&picked, self.head.as_ref().unwrap_or(&self.embedding))?;
+        let mut logits = ops::linear(&picked, self.head_weight())?;
         if let Some(cap) = self.config.logit_softcap {
             ops::softcap(&mut logits, cap);
         }

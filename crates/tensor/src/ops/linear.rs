@@ -53,6 +53,11 @@ pub fn linears<const N: usize>(x: &Tensor, weights: [&Linear; N]) -> Result<[Ten
     Ok(outs)
 }
 
+/// Says that the next [`linears`] will be over `weights`: threads that wait until then fetch them into their caches.
+pub fn read_ahead<const N: usize>(device: &Device, weights: [&Linear; N]) {
+    device.exec().pool.read_ahead(&weights.map(Linear::stored));
+}
+
 /// The rows of `table` for `tokens`, times `scale`.
 ///
 /// # Errors

@@ -8,7 +8,7 @@ mod linear;
 mod row;
 
 pub use attention::attention;
-pub use linear::{embed, linear, linears};
+pub use linear::{embed, linear, linears, read_ahead};
 pub use row::{Gate, Norm, Rope, add, gated, rms_norm, rms_norm_heads, rope, select_rows, softcap};
 
 /// An op was called with shapes that do not fit: a bug of the caller, or a checkpoint that lies about itself.

@@ -70,6 +70,7 @@ impl Attention {
         kv: &mut KvStore,
     ) -> Result<Tensor, ForwardError> {
         let [mut q, mut k, v] = ops::linears(x, [&self.q, &self.k, &self.v])?;
+        ops::read_ahead(x.device(), [&self.output]);
         if let Some((q_norm, k_norm)) = &self.qk_norm {
             q = ops::rms_norm_heads(&q, q_norm)?;
             k = ops::rms_norm_heads(&k, k_norm)?;
@@ -92,6 +93,11 @@ impl Attention {
         }
         let attended = self.attend(&q, layer, step, kv)?;
         Ok(ops::linear(&attended, &self.output)?)
+    }
+
+    /// [`ops::read_ahead`] of what [`Attention::forward`] reads first.
+    pub(in crate::models) fn read_ahead(&self, device: &Device) {
+        ops::read_ahead(device, [&self.q, &self.k, &self.v]);
     }
 
     fn attend(

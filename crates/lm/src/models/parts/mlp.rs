@@ -38,7 +38,13 @@ impl Mlp {
 
     pub(in crate::models) fn forward(&self, x: &Tensor) -> Result<Tensor, OpError> {
         let [gate, up] = ops::linears(x, [&self.gate, &self.up])?;
+        ops::read_ahead(x.device(), [&self.down]);
         ops::linear(&ops::gated(self.activation, &gate, &up)?, &self.down)
+    }
+
+    /// [`ops::read_ahead`] of what [`Mlp::forward`] reads first.
+    pub(in crate::models) fn read_ahead(&self, device: &Device) {
+        ops::read_ahead(device, [&self.gate, &self.up]);
     }
 
     pub(in crate::models) fn visit_linears(&self, name: &str, visit: &mut dyn FnMut(&str, &Linear)) {
