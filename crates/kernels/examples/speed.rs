@@ -190,7 +190,9 @@ fn shapes() -> Vec<(usize, usize, usize)> {
 fn attend(exec: &Exec) {
     println!("attention");
     for (heads, kv_heads, head_dim) in shapes() {
-        for ty in [KvType::F16, KvType::Bf16, KvType::F32] {
+        let wanted = std::env::args().nth(4).unwrap_or_default();
+        let types = [KvType::F16, KvType::Bf16, KvType::F32].into_iter();
+        for ty in types.filter(|ty| format!("{ty:?}").contains(&wanted)) {
             let kv = KvShape { ty, kv_heads, head_dim };
             let shape = AttentionShape {
                 heads,

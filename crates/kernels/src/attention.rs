@@ -1,16 +1,17 @@
 //! Attention over KV blocks, and how keys and values lie in a block.
 //!
-//! The softmax runs online, block by block at absolute positions, within spans of [`SPAN`] positions whose
-//! results are merged in ascending order. So the result of a query depends on its own position and on what it
+//! A softmax runs over each span of [`SPAN`] absolute positions; the spans' results are merged in ascending order. So the result of a query depends on its own position and on what it
 //! sees, never on how the queries were chunked or batched or on the number of threads. See docs/decisions/0002.
 
 mod blocks;
 mod kv;
 mod scalar;
+mod score;
 mod state;
 mod tile;
 mod visible;
 mod weigh;
+mod weight;
 
 pub use kv::{KvShape, KvType, write_kv};
 pub use visible::Window;
@@ -18,13 +19,14 @@ pub use visible::Window;
 use crate::disjoint::Disjoint;
 use crate::{Exec, scratch};
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use tile::{Attend, Goal, Merge, Tile};
 use visible::Visible;
 
 /// Tokens of a KV block.
 pub const BLOCK: usize = 32;
 
-/// Positions over which one online softmax runs; a multiple of [`BLOCK`].
+/// Positions over which one softmax runs; a multiple of [`BLOCK`].
 pub const SPAN: usize = 256;
 
 /// What all sequences of a call share.
@@ -70,13 +72,14 @@ pub fn attention(
     check(shape, q, sequences, out);
     let tiles = tiles(shape, q, sequences);
     let spans: usize = tiles.iter().map(|tile| tile.spans().count()).sum();
-    let work: usize = tiles.iter().map(|tile| tile.spans().count() * tile.queries()).sum();
-    let serial = exec.pool.threads() == 1 || work * SPAN * shape.kv.head_dim < PARALLEL_MIN;
+    let work: usize = tiles.iter().map(Tile::work).sum();
+    let serial = exec.pool.threads() == 1 || work < PARALLEL_MIN;
     // A tile that is much of the whole work (a long sequence that decodes) is shared out by its spans.
     let most = if serial { spans } else { spans.div_ceil(4 * exec.pool.threads()) };
-    let (mut items, mut split, mut parts_len) = (Vec::new(), Vec::new(), 0);
+    let (mut items, mut splits, mut parts_len) = (Vec::new(), Vec::new(), 0);
     for tile in &tiles {
-        if tile.spans().count() <= most {
+        let spans = tile.spans().count();
+        if spans <= most {
             items.push(Item { tile, part: None });
             continue;
         }
@@ -84,27 +87,21 @@ pub fn attention(
         for span in tile.spans() {
             let at = parts_len;
             parts_len += tile.state_floats();
-            items.push(Item { tile, part: Some((span, at..parts_len)) });
+            items.push(Item { tile, part: Some((span, at..parts_len, splits.len())) });
         }
-        split.push((tile, start..parts_len));
+        splits.push(Split { range: start..parts_len, left: AtomicUsize::new(spans) });
     }
     let mut parts = vec![0.0; parts_len];
     let (out, parts) = (Disjoint::new(out), Disjoint::new(&mut parts));
-    let run = |item: usize| items[item].run(exec, &parts, &out);
+    let run = |item: usize| items[item].run(exec, &splits, &parts, &out);
     if serial {
         return (0..items.len()).for_each(run);
     }
     exec.pool.for_each(items.len(), &run);
-    exec.pool.for_each(split.len(), &|i| {
-        let (tile, range) = &split[i];
-        // SAFETY: the parts of a tile are its own, and the region that wrote them is over.
-        let parts = unsafe { parts.part(range.clone()) };
-        exec.isa.run(Merge { tile, parts, out: &out });
-    });
 }
 
 /// Multiplications below which a call runs on the calling thread: some microseconds of work.
-const PARALLEL_MIN: usize = 1 << 18;
+const PARALLEL_MIN: usize = 1 << 16;
 
 /// The tiles of a call, the longest of each sequence first.
 fn tiles<'a>(shape: &'a AttentionShape, q: &'a [f32], sequences: &'a [Sequence<'_>]) -> Vec<Tile<'a>> {
@@ -124,20 +121,33 @@ fn tiles<'a>(shape: &'a AttentionShape, q: &'a [f32], sequences: &'a [Sequence<'
 /// What one thread does without a break: a tile, or one span of it.
 struct Item<'a> {
     tile: &'a Tile<'a>,
-    /// The span, and where in the parts its result goes.
-    part: Option<(usize, Range<usize>)>,
+    /// The span, where in the parts its result goes, and the number of the tile's split.
+    part: Option<(usize, Range<usize>, usize)>,
+}
+
+/// A tile shared out by its spans.
+struct Split {
+    /// Where the results of its spans are in the parts.
+    range: Range<usize>,
+    /// Spans not read yet. Who reads the last one merges them all, in the order that it always is.
+    left: AtomicUsize,
 }
 
 impl Item<'_> {
-    fn run(&self, exec: &Exec, parts: &Disjoint<'_, f32>, out: &Disjoint<'_, f32>) {
-        let goal = match &self.part {
-            None => Goal::Output(out),
-            // SAFETY: each item has a range of its own.
-            Some((span, range)) => Goal::Span(*span, unsafe { parts.part(range.clone()) }),
+    fn run(&self, exec: &Exec, splits: &[Split], parts: &Disjoint<'_, f32>, out: &Disjoint<'_, f32>) {
+        let tile = self.tile;
+        let attend = |goal| {
+            scratch::with_scratch(tile.memory(), |memory| exec.isa.run(Attend { tile, memory, goal }));
         };
-        scratch::with_scratch(self.tile.memory(), |memory| {
-            exec.isa.run(Attend { tile: self.tile, memory, goal });
-        });
+        let Some((span, range, split)) = &self.part else { return attend(Goal::Output(out)) };
+        // SAFETY: each item has a range of its own, and the merge waits for all items of the tile.
+        attend(Goal::Span(*span, unsafe { parts.part(range.clone()) }));
+        let split = &splits[*split];
+        if split.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            // SAFETY: the parts of a tile are its own, and all its spans have been read.
+            let parts = unsafe { parts.part(split.range.clone()) };
+            exec.isa.run(Merge { tile, parts, out });
+        }
     }
 }
 

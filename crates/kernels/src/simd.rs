@@ -44,6 +44,8 @@ pub(crate) trait Simd: Copy {
     fn copysign(self, size: Self::V, sign: Self::V) -> Self::V;
     /// a * 2^n for integers n in -126..=128.
     fn times_power_of_two(self, a: Self::V, n: Self::V) -> Self::V;
+    /// The bits of each lane shifted left by 23: what stood in its low bits becomes its exponent.
+    fn low_bits_to_exponent(self, a: Self::V) -> Self::V;
     /// The greatest lane, by [`Simd::max`] in some order.
     fn greatest(self, a: Self::V) -> f32;
     /// The sums of the lanes of four vectors, each in the order of `vector::sum16`.

@@ -1,6 +1,7 @@
 //! How keys and values lie in a block.
 
 use super::BLOCK;
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 /// How keys and values are stored.
@@ -74,29 +75,51 @@ pub fn write_kv(shape: &KvShape, slab: &mut [u8], slot: usize, k: &[f32], v: &[f
     assert_eq!(k.len(), shape.kv_heads * shape.head_dim, "length of the key");
     assert_eq!(v.len(), k.len(), "length of the value");
     let (keys, values) = slab.split_at_mut(shape.half_bytes());
-    match shape.ty {
-        KvType::F32 => write(keys, values, shape, slot, k, v, f32::to_le_bytes),
-        KvType::F16 => write(keys, values, shape, slot, k, v, |x| f16::from_f32(x).to_le_bytes()),
-        KvType::Bf16 => write(keys, values, shape, slot, k, v, |x| bf16::from_f32(x).to_le_bytes()),
+    let size = shape.ty.bytes();
+    let (keys, values) =
+        (keys.chunks_exact_mut(shape.head_bytes()), values.chunks_exact_mut(shape.head_bytes()));
+    let heads = k.chunks_exact(shape.head_dim).zip(v.chunks_exact(shape.head_dim));
+    for ((keys, values), (k, v)) in keys.zip(values).zip(heads) {
+        let values = &mut values[slot * shape.head_dim * size..][..shape.head_dim * size];
+        match shape.ty {
+            KvType::F32 => write(keys, values, slot, k, v, |k, to| {
+                to.iter_mut().zip(k).for_each(|(to, k)| *to = k.to_le_bytes());
+            }),
+            KvType::F16 => write(keys, values, slot, k, v, |k, to| {
+                let mut narrow = [f16::ZERO; PIECE];
+                // Sixteen at a time as the processor does it: one by one costs a call for each.
+                narrow[..k.len()].convert_from_f32_slice(k);
+                to.iter_mut().zip(narrow).for_each(|(to, k)| *to = k.to_le_bytes());
+            }),
+            KvType::Bf16 => write(keys, values, slot, k, v, |k, to| {
+                to.iter_mut().zip(k).for_each(|(to, &k)| *to = bf16::from_f32(k).to_le_bytes());
+            }),
+        }
     }
 }
 
+/// Elements that are narrowed at a time.
+const PIECE: usize = 64;
+
+/// Writes one head's key to `slot` of `keys` `[head_dim][BLOCK]` and its value to the row `values`.
+#[inline(always)]
 fn write<const N: usize>(
     keys: &mut [u8],
     values: &mut [u8],
-    shape: &KvShape,
     slot: usize,
     k: &[f32],
     v: &[f32],
-    narrow: impl Fn(f32) -> [u8; N],
+    narrow: impl Fn(&[f32], &mut [[u8; N]]),
 ) {
-    for (lanes, &k) in keys.chunks_exact_mut(BLOCK * N).zip(k) {
-        lanes[slot * N..][..N].copy_from_slice(&narrow(k));
-    }
-    for (head, v) in values.chunks_exact_mut(shape.head_bytes()).zip(v.chunks_exact(shape.head_dim)) {
-        let row = &mut head[slot * shape.head_dim * N..][..shape.head_dim * N];
-        for (out, &v) in row.as_chunks_mut::<N>().0.iter_mut().zip(v) {
-            *out = narrow(v);
+    let (keys, values) = (keys.as_chunks_mut::<N>().0, values.as_chunks_mut::<N>().0);
+    for (lanes, k) in keys.chunks_mut(PIECE * BLOCK).zip(k.chunks(PIECE)) {
+        let mut row = [[0; N]; PIECE];
+        narrow(k, &mut row);
+        for (lanes, k) in lanes.chunks_exact_mut(BLOCK).zip(row) {
+            lanes[slot] = k;
         }
+    }
+    for (row, v) in values.chunks_mut(PIECE).zip(v.chunks(PIECE)) {
+        narrow(v, row);
     }
 }

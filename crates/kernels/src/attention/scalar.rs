@@ -2,8 +2,8 @@
 
 use super::state::{State, lanes};
 use super::visible::Visible;
+use super::weight::{capped, factor, weight};
 use super::{AttentionShape, BLOCK, KvType, SPAN};
-use crate::vector::{exp, softcapped};
 use half::{bf16, f16};
 
 /// One query of one head, and where in a state it stands.
@@ -18,47 +18,49 @@ pub(super) struct Query<'a> {
 }
 
 impl Query<'_> {
-    /// Takes the positions of a span that the query sees into `state`, which has seen nothing yet.
+    /// The softmax over the positions of `span` that the query sees, in `state`, which is cleared.
     #[inline(always)]
     pub(super) fn span(&self, state: &mut State<'_>, span: usize) {
-        for block in span * SPAN / BLOCK..(span + 1) * SPAN / BLOCK {
-            let mask = self.visible.mask(block);
-            if let (Some(&Some(slab)), 1..) = (self.blocks.get(block), mask) {
-                self.block(state, slab, mask);
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn block(&self, state: &mut State<'_>, slab: &[u8], mask: u32) {
-        let AttentionShape { kv, scale, softcap, .. } = *self.shape;
-        let (keys, values) = (kv.keys(slab, self.kv_head), kv.values(slab, self.kv_head));
-        let tokens = || (0..BLOCK).filter(|t| mask >> t & 1 == 1);
-        let mut weights = [f32::NEG_INFINITY; BLOCK];
-        let old = state.max[self.index];
-        let mut max = old;
-        for t in tokens() {
+        let kv = &self.shape.kv;
+        let factor = factor(self.shape);
+        let mut weights = [0.0; SPAN];
+        let mut max = f32::NEG_INFINITY;
+        self.each_token(span, |t, slab| {
+            let keys = kv.keys(slab, self.kv_head);
             let mut dot = 0.0;
             for (d, &q) in self.q.iter().enumerate() {
-                dot = q.mul_add(element(keys, kv.ty, d * BLOCK + t), dot);
+                dot = q.mul_add(element(keys, kv.ty, d * BLOCK + t % BLOCK), dot);
             }
-            let score = dot * scale;
-            weights[t] = softcap.map_or(score, |cap| softcapped(score, cap));
-            max = if weights[t] > max { weights[t] } else { max };
-        }
-        let rescale = exp(old - max);
+            let score = capped(self.shape, dot * factor);
+            weights[t] = score;
+            max = if score > max { score } else { max };
+        });
         state.max[self.index] = max;
-        for weight in &mut weights {
-            *weight = exp(*weight - max);
-        }
-        for (lane, sum) in state.sums[lanes(self.index)].iter_mut().enumerate() {
-            *sum = sum.mul_add(rescale, weights[lane] + weights[lane + 16]);
-        }
+        let sums = &mut state.sums[lanes(self.index)];
+        self.each_token(span, |t, _| {
+            weights[t] = weight(weights[t] - max);
+            sums[t % 16] += weights[t];
+        });
         let range = state.values_of(self.index);
-        for (d, value) in state.values[range].iter_mut().enumerate().take(kv.head_dim) {
-            *value *= rescale;
-            for t in tokens() {
-                *value = weights[t].mul_add(element(values, kv.ty, t * kv.head_dim + d), *value);
+        let sums = &mut state.values[range][..kv.head_dim];
+        self.each_token(span, |t, slab| {
+            let values = kv.values(slab, self.kv_head);
+            for (d, sum) in sums.iter_mut().enumerate() {
+                *sum = weights[t].mul_add(element(values, kv.ty, t % BLOCK * kv.head_dim + d), *sum);
+            }
+        });
+    }
+
+    /// Calls `f` for each token of `span` that the query sees, in ascending order, with its place in the span and
+    /// its block's slab.
+    #[inline(always)]
+    fn each_token(&self, span: usize, mut f: impl FnMut(usize, &[u8])) {
+        for index in 0..SPAN / BLOCK {
+            let block = span * (SPAN / BLOCK) + index;
+            let Some(&Some(slab)) = self.blocks.get(block) else { continue };
+            let mask = self.visible.mask(block);
+            for t in (0..BLOCK).filter(|t| mask >> t & 1 == 1) {
+                f(index * BLOCK + t, slab);
             }
         }
     }

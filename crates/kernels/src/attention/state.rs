@@ -1,11 +1,12 @@
 //! Unfinished softmaxes, and how a tile's memory is cut.
 
+use super::weight::weight;
 use crate::simd::Simd;
-use crate::vector::{exp, sum16};
+use crate::vector::sum16;
 use std::ops::Range;
 
-/// Unfinished softmaxes of some queries: for each the greatest score so far and, relative to exp(max), the sum of
-/// the weights (token t of a block in lane t mod 16) and the sum of the weighted values.
+/// Unfinished softmaxes of some queries: for each the greatest score so far (in units of log2) and, relative to
+/// 2^max, the sum of the weights (token t of a span in lane t mod 16) and the sum of the weighted values.
 pub(super) struct State<'a> {
     /// `[queries]`, then padding to whole lanes.
     pub(super) max: &'a mut [f32],
@@ -55,7 +56,7 @@ impl<'a> State<'a> {
     pub(super) fn merge(&mut self, next: &State<'_>, query: usize) {
         let (old, new) = (self.max[query], next.max[query]);
         let max = if old > new { old } else { new };
-        let (old, new) = (exp(old - max), exp(new - max));
+        let (old, new) = (weight(old - max), weight(new - max));
         self.max[query] = max;
         for (sum, &next) in self.sums[lanes(query)].iter_mut().zip(&next.sums[lanes(query)]) {
             *sum = next.mul_add(new, *sum * old);

@@ -48,6 +48,13 @@ impl Tile<'_> {
         self.shape.kv.head_dim.next_multiple_of(16)
     }
 
+    /// Multiplications for the scores, nearly.
+    pub(super) fn work(&self) -> usize {
+        let last = self.visible(self.rows.len() - 1);
+        let seen = last.keep + last.end - self.visible(0).recent.max(last.keep);
+        self.queries() * seen * self.shape.kv.head_dim
+    }
+
     /// Floats of the state of the tile's queries.
     pub(super) fn state_floats(&self) -> usize {
         State::floats(self.queries(), self.width())
@@ -70,6 +77,18 @@ impl Tile<'_> {
         let kept = last.keep.div_ceil(SPAN);
         let recent = (self.visible(0).recent / SPAN).max(kept);
         Spans(0..kept, recent..last.end.div_ceil(SPAN))
+    }
+
+    /// The keys of the tile's head in a block.
+    #[inline(always)]
+    pub(super) fn keys<'s>(&self, slab: &'s [u8]) -> &'s [u8] {
+        self.shape.kv.keys(slab, self.kv_head)
+    }
+
+    /// The values of the tile's head in a block.
+    #[inline(always)]
+    pub(super) fn values<'s>(&self, slab: &'s [u8]) -> &'s [u8] {
+        self.shape.kv.values(slab, self.kv_head)
     }
 
     /// Where query `index` begins in `q` and in the output.

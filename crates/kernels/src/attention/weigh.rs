@@ -1,54 +1,50 @@
 //! The sum of weighted values: dimensions in lanes, tokens in ascending order.
 
-use super::BLOCK;
-use crate::simd::Simd;
+use super::SPAN;
+use super::score::share;
+use crate::simd::{Element, Simd};
 use std::ops::Range;
 
-/// Some tokens of a block.
-pub(super) struct Work<'a> {
-    /// `[tokens][width]`.
-    pub(super) values: &'a [f32],
-    /// `[queries][BLOCK]`, of the whole block.
-    pub(super) weights: &'a [f32],
-    /// The first of the tokens.
+/// The values of consecutive tokens of a block.
+#[derive(Clone, Copy)]
+pub(super) struct Values {
+    /// `[count][width]` elements of some type.
+    pub(super) data: *const u8,
+    /// The first of the tokens within the span.
     pub(super) start: usize,
-    /// For each query what its sums are multiplied with first.
-    pub(super) rescale: Option<&'a [f32]>,
+    pub(super) count: usize,
+    /// As many bytes to ask for, since they are read next.
+    pub(super) next: Option<*const u8>,
 }
 
-/// How many of `left` queries to take at once: as many as the registers hold, in nearly equal shares.
+/// Adds to `sums` `[queries][width]` of each of `queries` its weights, of `[queries][SPAN]`, times the values.
+///
+/// # Safety
+/// The values are readable: `[count][width]` elements `E` each.
 #[inline(always)]
-pub(super) fn share<S: Simd>(left: usize) -> usize {
-    left.div_ceil(left.div_ceil(if S::WIDE { 6 } else { 3 }))
-}
-
-/// Adds to `sums` `[queries][width]` of each of `queries` its weights times the values.
-#[inline(always)]
-pub(super) fn weigh<S: Simd>(
+pub(super) unsafe fn weigh<S: Simd, E: Element>(
     simd: S,
-    work: &Work<'_>,
+    weights: &[f32],
     queries: Range<usize>,
+    values: &[Values],
     sums: &mut [f32],
     width: usize,
 ) {
-    assert!(
-        work.weights.len() >= queries.end * BLOCK && sums.len() >= queries.end * width,
-        "queries of a tile"
-    );
-    assert!(work.start + work.values.len() / width <= BLOCK, "tokens of a block");
-    assert!(work.rescale.is_none_or(|r| r.len() >= queries.end), "factors of a tile");
+    assert!(queries.end * SPAN <= weights.len() && queries.end * width <= sums.len(), "queries of a tile");
+    assert!(values.iter().all(|v| v.start + v.count <= SPAN), "tokens of a span");
+    assert!(width.is_multiple_of(16), "whole lanes");
     let mut query = queries.start;
     while query < queries.end {
         let count = share::<S>(queries.end - query);
-        // SAFETY: `count` queries from `query` on are within the slices, as just checked.
+        // SAFETY: `count` queries from `query` on are within the slices, as just checked; the values are readable.
         unsafe {
             match count {
-                1 => rows::<S, 1>(simd, work, query, sums, width),
-                2 => rows::<S, 2>(simd, work, query, sums, width),
-                3 => rows::<S, 3>(simd, work, query, sums, width),
-                4 => rows::<S, 4>(simd, work, query, sums, width),
-                5 => rows::<S, 5>(simd, work, query, sums, width),
-                _ => rows::<S, 6>(simd, work, query, sums, width),
+                1 => rows::<S, E, 1>(simd, weights, query, values, sums, width),
+                2 => rows::<S, E, 2>(simd, weights, query, values, sums, width),
+                3 => rows::<S, E, 3>(simd, weights, query, values, sums, width),
+                4 => rows::<S, E, 4>(simd, weights, query, values, sums, width),
+                5 => rows::<S, E, 5>(simd, weights, query, values, sums, width),
+                _ => rows::<S, E, 6>(simd, weights, query, values, sums, width),
             }
         }
         query += count;
@@ -58,30 +54,32 @@ pub(super) fn weigh<S: Simd>(
 /// N queries, all dimensions.
 ///
 /// # Safety
-/// The slices hold N queries from `query` on; `width` is a multiple of 16.
+/// The slices hold N queries from `query` on, the values are readable, and `width` is a multiple of 16.
 #[inline(always)]
-unsafe fn rows<S: Simd, const N: usize>(
+unsafe fn rows<S: Simd, E: Element, const N: usize>(
     simd: S,
-    work: &Work<'_>,
+    weights: &[f32],
     query: usize,
+    values: &[Values],
     sums: &mut [f32],
     width: usize,
 ) {
+    let (weights, sums) = (&weights[query * SPAN..], &mut sums[query * width..]);
     let mut d = 0;
     while d < width {
         // SAFETY: by this function's contract; the dimensions from `d` on are within the width.
         unsafe {
             match (S::WIDE, (width - d) / 16) {
                 (true, 4..) => {
-                    tile::<S, N, 4>(simd, work, query, sums, width, d);
+                    tile::<S, E, N, 4>(simd, weights, values, sums, width, d);
                     d += 64;
                 }
                 (false, 2..) => {
-                    tile::<S, N, 2>(simd, work, query, sums, width, d);
+                    tile::<S, E, N, 2>(simd, weights, values, sums, width, d);
                     d += 32;
                 }
                 _ => {
-                    tile::<S, N, 1>(simd, work, query, sums, width, d);
+                    tile::<S, E, N, 1>(simd, weights, values, sums, width, d);
                     d += 16;
                 }
             }
@@ -89,47 +87,52 @@ unsafe fn rows<S: Simd, const N: usize>(
     }
 }
 
-/// N queries, C vectors of dimensions from `d` on.
+/// The first N queries, C vectors of dimensions from `d` on.
 ///
 /// # Safety
-/// The slices hold N queries from `query` on, and `d + C * 16 <= width`.
+/// The slices hold N queries, the values are readable, and `d + C * 16 <= width`.
 #[inline(always)]
-unsafe fn tile<S: Simd, const N: usize, const C: usize>(
+unsafe fn tile<S: Simd, E: Element, const N: usize, const C: usize>(
     simd: S,
-    work: &Work<'_>,
-    query: usize,
+    weights: &[f32],
+    values: &[Values],
     sums: &mut [f32],
     width: usize,
     d: usize,
 ) {
     let mut totals = [[simd.splat(0.0); C]; N];
-    // SAFETY: all offsets below are within the slices by this function's contract.
+    // SAFETY: all offsets below are within the slices and the values by this function's contract.
     unsafe {
-        let at = sums.as_mut_ptr().add(query * width + d);
+        let sums = sums.as_mut_ptr().add(d);
         for (i, totals) in totals.iter_mut().enumerate() {
-            let rescale = simd.splat(work.rescale.map_or(1.0, |r| *r.get_unchecked(query + i)));
             for (c, total) in totals.iter_mut().enumerate() {
-                *total = simd.mul(simd.load(at.add(i * width + c * 16)), rescale);
+                *total = simd.load(sums.add(i * width + c * 16));
             }
         }
-        let weights = work.weights.as_ptr().add(query * BLOCK + work.start);
-        let mut values = work.values.as_ptr().add(d);
-        for t in 0..work.values.len() / width {
-            let mut row = [simd.splat(0.0); C];
-            for (c, value) in row.iter_mut().enumerate() {
-                *value = simd.load(values.add(c * 16));
-            }
-            for (i, totals) in totals.iter_mut().enumerate() {
-                let weight = simd.splat(*weights.add(i * BLOCK + t));
-                for (total, &value) in totals.iter_mut().zip(&row) {
-                    *total = simd.fma(weight, value, *total);
+        for values in values {
+            let weights = weights.as_ptr().add(values.start);
+            for t in 0..values.count {
+                let at = t * width + d;
+                let mut row = [simd.splat(0.0); C];
+                for (c, value) in row.iter_mut().enumerate() {
+                    *value = E::load(simd, values.data.cast::<E>().add(at + c * 16));
+                }
+                if let Some(next) = values.next {
+                    for line in (0..C * 16 * size_of::<E>()).step_by(64) {
+                        simd.prefetch(next.wrapping_add(at * size_of::<E>() + line));
+                    }
+                }
+                for (i, totals) in totals.iter_mut().enumerate() {
+                    let weight = simd.splat(*weights.add(i * SPAN + t));
+                    for (total, &value) in totals.iter_mut().zip(&row) {
+                        *total = simd.fma(weight, value, *total);
+                    }
                 }
             }
-            values = values.add(width);
         }
         for (i, totals) in totals.iter().enumerate() {
             for (c, &total) in totals.iter().enumerate() {
-                simd.store(at.add(i * width + c * 16), total);
+                simd.store(sums.add(i * width + c * 16), total);
             }
         }
     }

@@ -121,6 +121,15 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn low_bits_to_exponent(self, a: Two) -> Two {
+        // SAFETY: `self` proves AVX2.
+        unsafe {
+            let shift = |v| _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(v)));
+            Two(shift(a.0), shift(a.1))
+        }
+    }
+
+    #[inline(always)]
     fn greatest(self, a: Two) -> f32 {
         // SAFETY: `self` proves AVX2.
         unsafe { greatest(_mm256_max_ps(a.0, a.1)) }

@@ -101,6 +101,12 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn low_bits_to_exponent(self, a: __m512) -> __m512 {
+        // SAFETY: `self` proves AVX-512.
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_castps_si512(a))) }
+    }
+
+    #[inline(always)]
     fn greatest(self, a: __m512) -> f32 {
         // SAFETY: `self` proves AVX-512, which includes AVX2.
         unsafe {
@@ -128,8 +134,10 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     unsafe fn load_f16(self, at: *const u16) -> __m512 {
+        // The form without "suppress all exceptions", which could not take its operand from memory: that saves one
+        // of two steps in the units that also do the fma.
         // SAFETY: readable by this function's contract; `self` proves AVX-512.
-        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
+        unsafe { _mm512_cvt_roundph_ps::<_MM_FROUND_CUR_DIRECTION>(_mm256_loadu_si256(at.cast())) }
     }
 
     #[inline(always)]
