@@ -203,23 +203,35 @@ fn attend(exec: &Exec) {
             };
             let mut line = format!("  {heads}/{kv_heads} heads of {head_dim}, {ty:?}:");
             for (context, rows) in [(512, 1), (4096, 1), (512, 512), (4096, 512)] {
+                let bytes = kv.bytes() * context / BLOCK;
+                // As in a model: a block holds all layers, and a step that decodes comes back to one after all others.
+                let layers = if rows == 1 { ((128 << 20) / bytes).clamp(1, 30) } else { 1 };
                 let mut slabs = Vec::new();
                 for _ in 0..context / BLOCK {
-                    let mut slab = AlignedBytes::zeroed(kv.bytes());
-                    for slot in 0..BLOCK {
-                        let row = noise(kv_heads * head_dim);
-                        write_kv(&kv, &mut slab, slot, &row, &row);
+                    let mut slab = AlignedBytes::zeroed(kv.bytes() * layers);
+                    for (i, layer) in slab.chunks_exact_mut(kv.bytes()).enumerate() {
+                        let row = noise(kv_heads * head_dim + i);
+                        for slot in 0..BLOCK {
+                            write_kv(&kv, layer, slot, &row[i..], &row[i..]);
+                        }
                     }
                     slabs.push(slab);
                 }
-                let blocks: Vec<Option<&[u8]>> = slabs.iter().map(|slab| Some(&slab[..])).collect();
+                let blocks = |layer: usize| -> Vec<Option<&[u8]>> {
+                    slabs.iter().map(|slab| slab.chunks_exact(kv.bytes()).nth(layer)).collect()
+                };
+                let blocks: Vec<_> = (0..layers).map(blocks).collect();
                 let q = noise(rows * heads * head_dim);
                 let mut out = vec![0.0; q.len()];
                 let first_position = context - rows;
-                let sequence = [Sequence { rows: 0..rows, first_position, blocks: &blocks }];
-                let time = best(exec, || attention(exec, &shape, &q, &sequence, &mut out));
+                let all = best(exec, || {
+                    for blocks in &blocks {
+                        let sequence = [Sequence { rows: 0..rows, first_position, blocks }];
+                        attention(exec, &shape, &q, &sequence, &mut out);
+                    }
+                });
+                let time = all / layers as f64;
                 line += &if rows == 1 {
-                    let bytes = kv.bytes() * blocks.len();
                     format!("  1 at {context} {:.1} us {:.1} GB/s", time * 1e6, bytes as f64 / time / 1e9)
                 } else {
                     let pairs = rows * (first_position + 1) + rows * (rows - 1) / 2;
