@@ -6,6 +6,7 @@ use crate::end::End;
 use crate::env;
 use crate::progress::Progress;
 use crate::report::Notices;
+use lmx::cache::{KvWindow, LayerKv, Policy};
 use lmx::checkpoint::OpenOptions;
 use lmx::engine::{Engine, EngineOptions};
 use lmx::sample::SamplingParams;
@@ -75,6 +76,21 @@ pub(crate) enum Tail {
     Closed,
 }
 
+/// Says what `--max-kv-size` does to which layers.
+fn note_window(window: KvWindow, layers: &[LayerKv], notices: &mut Notices) {
+    let full = layers.iter().filter(|layer| layer.policy == Policy::Full).count();
+    if full == 0 {
+        return notices.add("--max-kv-size has no effect: every layer of this model has a window of its own");
+    }
+    let (keep, last) = (window.keep(), window.size() - window.keep());
+    let which = if full == layers.len() {
+        "all layers see".to_owned()
+    } else {
+        format!("{full} of {} layers see", layers.len())
+    };
+    notices.add_fact(format!("{which} the first {keep} and the last {last} positions (--max-kv-size)"));
+}
+
 impl Session {
     /// Loads the model. `keep_finished` is the number of finished sequences whose cache is kept.
     ///
@@ -120,7 +136,12 @@ impl Session {
         let template = chat_template(&loaded.tokenizer, args.use_default_chat_template, notices);
         let newline = loaded.tokenizer.encode("\n", false).map_err(anyhow::Error::new)?;
         let eos = loaded.eos.iter().map(|(id, _)| id);
+        let kv_window = run.kv_window()?;
+        if let Some(window) = kv_window {
+            note_window(window, &loaded.model.layer_kv(), notices);
+        }
         let options = EngineOptions {
+            kv_window,
             prefill_step_size: run.prefill_step_size.get(),
             max_running: 1,
             kv_type,

@@ -19,7 +19,6 @@ fn flags_of_mlx_lm_that_lmx_does_not_have() {
         &["--draft-model", "x"],
         &["--num-draft-tokens", "3"],
         &["--prompt-cache-file", "x.safetensors"],
-        &["--max-kv-size", "512"],
         &["--kv-bits", "4"],
         &["--kv-group-size", "32"],
         &["--quantized-kv-start", "0"],
@@ -29,9 +28,7 @@ fn flags_of_mlx_lm_that_lmx_does_not_have() {
         refused(words, &[words[0], "not supported yet"]);
     }
     refused(&["-qa"], &["--quantize-activations", "-qa"]);
-    for flag in ["--adapter-path", "--max-kv-size"] {
-        run(&["chat", flag, "8"]).assert_error(2, &[flag, "not supported yet"]);
-    }
+    run(&["chat", "--adapter-path", "8"]).assert_error(2, &["--adapter-path", "not supported yet"]);
 }
 
 #[test]
@@ -57,6 +54,10 @@ fn values_that_are_wrong() {
         (&["-m", "1.5"], &["--max-tokens", "1.5", "whole number"]),
         (&["--seed", "-1"], &["--seed", "-1"]),
         (&["--threads", "0"], &["--threads", "from 1"]),
+        (&["--max-kv-size", "0"], &["--max-kv-size", "at least 1"]),
+        (&["--max-kv-size", "4"], &["--max-kv-size 4", "above --kv-keep", "4"]),
+        (&["--max-kv-size", "9", "--kv-keep", "9"], &["--max-kv-size 9", "--kv-keep", "9"]),
+        (&["--kv-keep", "2"], &["--max-kv-size"]),
         (&["--prefill-step-size", "0"], &["--prefill-step-size", "at least 1"]),
         (&["--kv-dtype", "f64"], &["--kv-dtype", "f64", "auto, f32, f16, bf16"]),
         (&["--verbose", "maybe"], &["--verbose", "maybe", "true or false"]),

@@ -116,7 +116,7 @@ impl Architecture {
             let cached = layer.attention.layer_kv();
             let window = match cached.policy {
                 Policy::Full => None,
-                Policy::Window { size } => Some(size),
+                Policy::Window(window) => Some(window.size()),
             };
             LayerInfo {
                 kind: if window.is_some() { "window" } else { "full" },

@@ -11,7 +11,7 @@ use lmx::sample::{ProcessorParams, SamplingParams};
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Replies go to standard output; everything else goes to standard error. Type /help in the chat for its \
-    commands.\nFlags of mlx-lm that are refused for now: --adapter-path --max-kv-size"
+    commands.\nFlags of mlx-lm that are refused for now: --adapter-path"
 )]
 pub(crate) struct ChatArgs {
     #[command(flatten)]
@@ -56,6 +56,7 @@ impl ChatArgs {
     /// [`End::Usage`] naming the flag.
     pub(crate) fn validate(self: Box<Self>) -> Result<ChatOptions, End> {
         self.refused.check()?;
+        self.run.kv_window()?;
         let (sampling, processors) = self.sampling.params()?;
         let stop = self.stop.strings()?;
         Ok(ChatOptions { sampling, processors, stop, args: self })

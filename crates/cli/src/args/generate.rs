@@ -12,7 +12,7 @@ use lmx::sample::{ProcessorParams, SamplingParams};
 #[command(
     after_help = "Text goes to standard output as it is made; everything else goes to standard error.\n\
     Flags of mlx-lm that are refused for now: --adapter-path --draft-model --image --kv-bits --kv-group-size \
-    --max-kv-size --num-draft-tokens --prompt-cache-file --quantize-activations (-qa) --quantized-kv-start"
+    --num-draft-tokens --prompt-cache-file --quantize-activations (-qa) --quantized-kv-start"
 )]
 pub(crate) struct GenerateArgs {
     #[command(flatten)]
@@ -76,6 +76,7 @@ impl GenerateArgs {
     /// [`End::Usage`] naming the flag.
     pub(crate) fn validate(self: Box<Self>) -> Result<GenerateOptions, End> {
         self.refused.check()?;
+        self.run.kv_window()?;
         let (sampling, processors) = self.sampling.params()?;
         let stop = self.stop.strings()?;
         // mlx-lm expands first, then looks for the dash.

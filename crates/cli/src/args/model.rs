@@ -1,6 +1,8 @@
 //! Flags that say which model runs, and how.
 
-use super::values::json_object;
+use super::values::{count, json_object};
+use crate::end::End;
+use lmx::cache::KvWindow;
 use std::num::NonZeroUsize;
 
 /// The model of mlx-lm's commands where none is named.
@@ -32,9 +34,34 @@ pub(crate) struct RunArgs {
     /// How keys and values are stored: auto is the model's own float type (f16 for GGUF)
     #[arg(long, value_name = "TYPE", value_enum, default_value_t)]
     pub(crate) kv_dtype: KvDtype,
+    /// Positions that a query sees, and keys and values to hold, in layers without a window of their own
+    #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
+    max_kv_size: Option<NonZeroUsize>,
+    /// With --max-kv-size: how many of them are the first positions, the others being the last ones [default: 4]
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, requires = "max_kv_size")]
+    kv_keep: Option<usize>,
     /// Prompt tokens to run at a time; fewer take less memory
     #[arg(long, value_name = "N", default_value = "2048", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) prefill_step_size: NonZeroUsize,
+}
+
+impl RunArgs {
+    /// The first positions that mlx-lm keeps.
+    const KEEP: usize = 4;
+
+    /// What `--max-kv-size` and `--kv-keep` leave of the keys and values.
+    ///
+    /// # Errors
+    /// [`End::Usage`] if the first positions leave no room.
+    pub(crate) fn kv_window(&self) -> Result<Option<KvWindow>, End> {
+        let Some(size) = self.max_kv_size.map(NonZeroUsize::get) else { return Ok(None) };
+        let keep = self.kv_keep.unwrap_or(Self::KEEP);
+        KvWindow::new(size, keep).map(Some).map_err(|_| {
+            End::Usage(format!(
+                "--max-kv-size {size} is too small: it must be above --kv-keep, which is {keep}"
+            ))
+        })
+    }
 }
 
 /// `--kv-dtype`

@@ -15,7 +15,6 @@ fn refuse(refusals: &[Refusal]) -> Result<(), End> {
 
 const ADAPTER: &str =
     "lmx cannot apply adapters; fuse the adapter into the model first, and leave the flag out";
-const KV_SIZE: &str = "lmx has no bounded cache; leave the flag out, or bound the reply with --max-tokens";
 const DRAFT: &str = "lmx has no speculative decoding; leave the flag out (the text is the same without it)";
 const KV_BITS: &str = "lmx has no quantized KV cache; leave the flag out, or use --kv-dtype f16";
 const CACHE_FILE: &str = "lmx cannot read prompt caches; leave the flag out and give the whole prompt";
@@ -29,8 +28,6 @@ pub(crate) struct RefusedByGenerate {
     adapter_path: Option<String>,
     #[arg(long, hide = true, value_name = "FILE", num_args = 1..)]
     image: Vec<String>,
-    #[arg(long, hide = true, value_name = "N", allow_hyphen_values = true)]
-    max_kv_size: Option<String>,
     #[arg(long, hide = true, value_name = "FILE")]
     prompt_cache_file: Option<String>,
     #[arg(long, hide = true)]
@@ -54,7 +51,6 @@ impl RefusedByGenerate {
         refuse(&[
             ("--adapter-path", self.adapter_path.is_some(), ADAPTER),
             ("--image", !self.image.is_empty(), IMAGE),
-            ("--max-kv-size", self.max_kv_size.is_some(), KV_SIZE),
             ("--prompt-cache-file", self.prompt_cache_file.is_some(), CACHE_FILE),
             ("--quantize-activations (-qa)", self.quantize_activations, ACTIVATIONS),
             ("--kv-bits", self.kv_bits.is_some(), KV_BITS),
@@ -71,17 +67,12 @@ impl RefusedByGenerate {
 pub(crate) struct RefusedByChat {
     #[arg(long, hide = true, value_name = "PATH")]
     adapter_path: Option<String>,
-    #[arg(long, hide = true, value_name = "N", allow_hyphen_values = true)]
-    max_kv_size: Option<String>,
 }
 
 impl RefusedByChat {
     /// # Errors
     /// Names the first flag that was given.
     pub(crate) fn check(&self) -> Result<(), End> {
-        refuse(&[
-            ("--adapter-path", self.adapter_path.is_some(), ADAPTER),
-            ("--max-kv-size", self.max_kv_size.is_some(), KV_SIZE),
-        ])
+        refuse(&[("--adapter-path", self.adapter_path.is_some(), ADAPTER)])
     }
 }

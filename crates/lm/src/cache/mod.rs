@@ -13,5 +13,5 @@ mod spec;
 mod store;
 
 pub use block::{BLOCK, BlockBudget};
-pub use spec::{KvSpec, LayerGroup, LayerKv, Policy};
+pub use spec::{KvSpec, KvWindow, LayerGroup, LayerKv, Policy};
 pub use store::{KvError, KvStore, SequenceId};

@@ -1,26 +1,73 @@
 //! What a model keeps per layer: shapes and policies.
 
-use lmx_tensor::kernels::attention::{KvShape, KvType};
+use super::{BLOCK, KvError};
+use lmx_tensor::kernels::attention::{KvShape, KvType, Window};
+use std::ops::Range;
 
 /// Which positions a layer's queries may see, hence which blocks must be held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Policy {
     /// Every earlier position.
     Full,
-    /// The last `size` positions, the query's own included.
-    Window {
-        /// Positions seen, at least 1.
-        size: usize,
-    },
+    /// The first and the last ones.
+    Window(KvWindow),
+}
+
+/// The positions below `keep` and the last `size - keep`, the query's own included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KvWindow {
+    size: usize,
+    keep: usize,
+}
+
+impl KvWindow {
+    /// A window over `size` positions in all, `keep` of which are the first of the sequence.
+    ///
+    /// # Errors
+    /// [`KvError::Window`] if `keep` leaves no room for the query's own position.
+    pub fn new(size: usize, keep: usize) -> Result<Self, KvError> {
+        if keep < size { Ok(Self { size, keep }) } else { Err(KvError::Window { size, keep }) }
+    }
+
+    /// Positions seen in all, at least 1.
+    #[must_use]
+    pub fn size(self) -> usize {
+        self.size
+    }
+
+    /// The first positions of a sequence, which are always seen; fewer than `size`.
+    #[must_use]
+    pub fn keep(self) -> usize {
+        self.keep
+    }
 }
 
 impl Policy {
-    /// How many of a sequence's first blocks no query at position `len` or later sees.
+    /// The policy of a layer that sees the last `size` positions; every one if it has no such window.
     #[must_use]
-    pub(super) fn unseen_blocks(self, len: usize) -> usize {
+    pub fn of_layer(size: Option<usize>) -> Self {
+        // A model's window was checked to be at least 1 when its configuration was read.
+        size.map_or(Policy::Full, |size| Policy::Window(KvWindow { size: size.max(1), keep: 0 }))
+    }
+
+    /// What queries see, as the kernels take it.
+    #[must_use]
+    pub fn window(self) -> Option<Window> {
         match self {
-            Policy::Full => 0,
-            Policy::Window { size } => (len + 1).saturating_sub(size) / super::BLOCK,
+            Policy::Full => None,
+            Policy::Window(KvWindow { size, keep }) => Some(Window { size, keep }),
+        }
+    }
+
+    /// The blocks of a sequence that no query at position `len` or later sees.
+    #[must_use]
+    pub(super) fn unseen_blocks(self, len: usize) -> Range<usize> {
+        match self {
+            Policy::Full => 0..0,
+            Policy::Window(KvWindow { size, keep }) => {
+                let (kept, recent) = (keep.div_ceil(BLOCK), (len + 1).saturating_sub(size - keep) / BLOCK);
+                if kept < recent { kept..recent } else { 0..0 }
+            }
         }
     }
 }
@@ -84,17 +131,28 @@ impl KvSpec {
         Self { groups, layers: places }
     }
 
+    /// The same layers, but each that would see every position sees what `window` leaves of them.
+    #[must_use]
+    pub fn bounded(mut self, window: KvWindow) -> Self {
+        for group in &mut self.groups {
+            if group.policy == Policy::Full {
+                group.policy = Policy::Window(window);
+            }
+        }
+        self
+    }
+
     /// Bytes that one more token takes in all full-attention layers (windows stop growing).
     #[must_use]
     pub fn bytes_per_token(&self) -> usize {
         let full = self.groups.iter().filter(|g| g.policy == Policy::Full);
-        full.map(LayerGroup::block_bytes).sum::<usize>() / super::BLOCK
+        full.map(LayerGroup::block_bytes).sum::<usize>() / BLOCK
     }
 
     /// Bytes that one sequence of `tokens` holds at rest, over all groups.
     #[must_use]
     pub fn bytes_at(&self, tokens: usize) -> usize {
-        let held = |g: &LayerGroup| tokens.div_ceil(super::BLOCK) - g.policy.unseen_blocks(tokens);
+        let held = |g: &LayerGroup| tokens.div_ceil(BLOCK) - g.policy.unseen_blocks(tokens).len();
         self.groups.iter().map(|g| g.block_bytes() * held(g)).sum()
     }
 }

@@ -30,6 +30,14 @@ pub enum KvError {
         /// The nearest length that a sequence can still return to; 0 means starting over.
         reachable: usize,
     },
+    /// A window without room for the query's own position.
+    #[error("a window of {size} positions cannot keep the first {keep}: at most {} of them", size.saturating_sub(1))]
+    Window {
+        /// Positions seen in all.
+        size: usize,
+        /// Those of them that are the first of the sequence.
+        keep: usize,
+    },
     /// No such sequence.
     #[error("unknown sequence")]
     UnknownSequence,
@@ -199,7 +207,7 @@ impl KvStore {
         let sequence = self.get_mut(id)?;
         sequence.len += tokens;
         for (table, policy) in sequence.tables.iter_mut().zip(policies) {
-            for slot in &mut table[..policy.unseen_blocks(sequence.len)] {
+            for slot in &mut table[policy.unseen_blocks(sequence.len)] {
                 *slot = None;
             }
         }
@@ -215,15 +223,9 @@ impl KvStore {
         let policies: Vec<Policy> = self.spec.groups.iter().map(|g| g.policy).collect();
         let sequence = self.get_mut(id)?;
         let target = sequence.len.checked_sub(tokens);
-        let reachable = sequence
-            .tables
-            .iter()
-            .zip(&policies)
-            .map(|(table, &policy)| shortest_reachable(table, policy, sequence.len))
-            .max()
-            .unwrap_or(0);
+        let reachable = target.map_or(0, |target| sequence.reachable(&policies, target));
         match target {
-            Some(target) if target >= reachable || target == 0 => {
+            Some(target) if target == reachable => {
                 for table in &mut sequence.tables {
                     table.truncate(target.div_ceil(BLOCK));
                 }
@@ -237,26 +239,35 @@ impl KvStore {
     /// Whether the sequence can be trimmed to `target` tokens.
     #[must_use]
     pub fn can_trim_to(&self, id: SequenceId, target: usize) -> bool {
-        self.get(id).is_ok_and(|s| {
-            target <= s.len
-                && (target == 0
-                    || s.tables
-                        .iter()
-                        .zip(&self.spec.groups)
-                        .all(|(table, group)| shortest_reachable(table, group.policy, s.len) <= target))
-        })
+        let policies: Vec<Policy> = self.spec.groups.iter().map(|g| g.policy).collect();
+        self.get(id).is_ok_and(|s| target <= s.len && s.reachable(&policies, target) == target)
     }
 }
 
-/// The shortest length (above 0) to which a table can be trimmed: its next query must find all it may see.
-fn shortest_reachable(table: &[Option<Arc<Block>>], policy: Policy, len: usize) -> usize {
-    match policy {
-        Policy::Full => 0,
-        Policy::Window { size } => {
-            let dropped = table.iter().take_while(|b| b.is_none()).count();
-            // The query at position p sees p + 1 - size and later, all of which must be at or after the first
-            // held position.
-            if dropped == 0 { 0 } else { (dropped * BLOCK + size - 1).min(len) }
+impl Sequence {
+    /// The nearest length at or after `target` from which it can go on: its next query must find all it may see.
+    /// Starting over is always possible.
+    fn reachable(&self, policies: &[Policy], target: usize) -> usize {
+        let held = |table: &[Option<Arc<Block>>], policy: Policy, target: usize| {
+            let Some(window) = policy.window() else { return target };
+            let kept = window.keep.div_ceil(BLOCK);
+            let dropped = table.iter().skip(kept).take_while(|b| b.is_none()).count();
+            // Either nothing behind the target was dropped, or the query at position p, which sees the positions
+            // from p + 1 - (size - keep) on, begins behind what was.
+            if dropped == 0 || target <= kept * BLOCK {
+                return target;
+            }
+            target.max((kept + dropped) * BLOCK + window.size - window.keep - 1).min(self.len)
+        };
+        let mut length = target;
+        loop {
+            let groups = self.tables.iter().zip(policies);
+            let next = groups.map(|(table, &policy)| held(table, policy, length)).max().unwrap_or(length);
+            // What suits one group may fall into the gap of another.
+            if next == length || length == 0 {
+                return length;
+            }
+            length = next;
         }
     }
 }
@@ -264,11 +275,15 @@ fn shortest_reachable(table: &[Option<Arc<Block>>], policy: Policy, len: usize) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::LayerKv;
+    use crate::cache::{KvWindow, LayerKv};
     use lmx_tensor::kernels::attention::KvType;
 
     const FULL: LayerKv = LayerKv { kv_heads: 1, head_dim: 4, policy: Policy::Full };
-    const WINDOW: LayerKv = LayerKv { kv_heads: 1, head_dim: 4, policy: Policy::Window { size: 40 } };
+
+    fn window(size: usize, keep: usize) -> LayerKv {
+        let policy = Policy::Window(KvWindow::new(size, keep).unwrap());
+        LayerKv { kv_heads: 1, head_dim: 4, policy }
+    }
 
     fn push(store: &mut KvStore, id: SequenceId, tokens: usize) {
         store.reserve(id, tokens).unwrap();
@@ -280,7 +295,7 @@ mod tests {
 
     #[test]
     fn a_window_holds_at_most_its_blocks_plus_one() {
-        let mut store = KvStore::new(KvSpec::new(&[FULL, WINDOW], KvType::F16), usize::MAX);
+        let mut store = KvStore::new(KvSpec::new(&[FULL, window(40, 0)], KvType::F16), usize::MAX);
         let id = store.add();
         for _ in 0..300 {
             push(&mut store, id, 1);
@@ -292,8 +307,46 @@ mod tests {
     }
 
     #[test]
+    fn a_bounded_sequence_keeps_its_first_blocks() {
+        let bound = KvWindow::new(100, 36).unwrap();
+        let spec = KvSpec::new(&[FULL, window(40, 0)], KvType::F16).bounded(bound);
+        assert_eq!(spec.groups[1].policy, window(40, 0).policy, "a layer's own window stays");
+        let mut store = KvStore::new(spec, usize::MAX);
+        let id = store.add();
+        for _ in 0..400 {
+            push(&mut store, id, 1);
+            let slabs = store.slabs(id, 0).unwrap();
+            let (len, held) = (store.len(id), slabs.iter().flatten().count());
+            // The first 36 lie in two blocks, the last 64 in three if they begin within one.
+            assert!(held <= 5, "{held} blocks at {len}");
+            // All that the next query sees.
+            for position in (0..36.min(len)).chain((len + 1).saturating_sub(64)..len) {
+                assert!(slabs[position / BLOCK].is_some(), "position {position} at {len}");
+            }
+        }
+        assert_eq!(store.budget().used(), store.spec().bytes_at(400));
+        // The first 64 positions are held, those up to 320 were dropped.
+        let layer = |target| store.can_trim_to(id, target);
+        let reachable: Vec<usize> = (0..=400).filter(|&target| layer(target)).collect();
+        assert!(!layer(64) && !layer(300), "the other layer holds 360 and later");
+        assert_eq!((reachable[0], reachable[1], reachable[reachable.len() - 1]), (0, 391, 400));
+
+        let mut store = KvStore::new(KvSpec::new(&[FULL], KvType::F16).bounded(bound), usize::MAX);
+        let id = store.add();
+        push(&mut store, id, 400);
+        let reachable: Vec<usize> = (0..=400).filter(|&target| store.can_trim_to(id, target)).collect();
+        assert_eq!(reachable, (0..=64).chain(383..=400).collect::<Vec<_>>());
+        let error = store.trim(id, 100).unwrap_err();
+        assert_eq!(error, KvError::Unreachable { target: 300, reachable: 383 });
+        store.trim(id, 340).unwrap();
+        assert_eq!(store.len(id), 60);
+        push(&mut store, id, 1);
+        assert_eq!(KvWindow::new(4, 4), Err(KvError::Window { size: 4, keep: 4 }));
+    }
+
+    #[test]
     fn trim_is_exact_or_names_the_nearest_position() {
-        let mut store = KvStore::new(KvSpec::new(&[FULL, WINDOW], KvType::F32), usize::MAX);
+        let mut store = KvStore::new(KvSpec::new(&[FULL, window(40, 0)], KvType::F32), usize::MAX);
         let id = store.add();
         push(&mut store, id, 190);
         store.trim(id, 10).unwrap();

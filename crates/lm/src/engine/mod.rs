@@ -14,7 +14,7 @@ pub use event::{Event, FinishReason, Stats, Update};
 pub use generation::Generation;
 pub use request::{Request, RequestError};
 
-use crate::cache::{KvStore, SequenceId};
+use crate::cache::{KvStore, KvWindow, SequenceId};
 use crate::models::{Model, StepInputs};
 use crate::text::{EosSet, Tokenizer};
 use active::Active;
@@ -36,6 +36,8 @@ pub struct EngineOptions {
     pub max_running: usize,
     /// How keys and values are stored.
     pub kv_type: KvType,
+    /// What queries see of each layer that would see everything; `None` for everything.
+    pub kv_window: Option<KvWindow>,
     /// Most bytes of keys and values.
     pub kv_memory: usize,
     /// Finished sequences whose keys and values are kept, so that a prompt that begins like one of them
@@ -49,6 +51,7 @@ impl Default for EngineOptions {
             prefill_step_size: 2048,
             max_running: 32,
             kv_type: KvType::F16,
+            kv_window: None,
             kv_memory: usize::MAX,
             keep_finished: 0,
         }
@@ -96,6 +99,10 @@ impl Engine {
         options: EngineOptions,
     ) -> Self {
         let spec = crate::models::kv_spec(&*model, options.kv_type);
+        let spec = match options.kv_window {
+            Some(window) => spec.bounded(window),
+            None => spec,
+        };
         let kv = KvStore::new(spec, options.kv_memory);
         let (waiting, running, kept) = (VecDeque::new(), Vec::new(), VecDeque::new());
         Self { model, tokenizer, eos, options, kv, waiting, running, kept, next_id: 0 }

@@ -4,7 +4,7 @@ use super::rotary::Rotary;
 use crate::cache::{KvStore, LayerKv, Policy};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::models::{AttentionConfig, DecoderConfig, ForwardError, StepInputs};
-use lmx_tensor::kernels::attention::{AttentionShape, Sequence, Window};
+use lmx_tensor::kernels::attention::{AttentionShape, Sequence};
 use lmx_tensor::ops::{self, Norm};
 use lmx_tensor::{Device, Linear, Tensor};
 
@@ -23,7 +23,7 @@ impl AttentionConfig {
     /// What a layer with this attention caches.
     #[must_use]
     pub fn layer_kv(&self) -> LayerKv {
-        let policy = self.window.map_or(Policy::Full, |size| Policy::Window { size });
+        let policy = Policy::of_layer(self.window);
         LayerKv { kv_heads: self.kv_heads, head_dim: self.head_dim, policy }
     }
 }
@@ -107,13 +107,14 @@ impl Attention {
         step: &StepInputs,
         kv: &KvStore,
     ) -> Result<Tensor, ForwardError> {
-        let (group, _) = kv.spec().layers[layer];
+        // The cache knows what queries see: the layer's own window, or one that the user set.
+        let group = &kv.spec().groups[kv.spec().layers[layer].0];
         let shape = AttentionShape {
             heads: self.config.heads,
-            kv: kv.spec().groups[group].shape,
+            kv: group.shape,
             scale: self.config.scale,
             softcap: self.config.softcap,
-            window: self.config.window.map(|size| Window { size, keep: 0 }),
+            window: group.policy.window(),
         };
         let slabs = step.sequences.iter().map(|s| kv.slabs(s.id, layer)).collect::<Result<Vec<_>, _>>()?;
         let sequences: Vec<Sequence<'_>> = step
