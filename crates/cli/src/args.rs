@@ -5,6 +5,7 @@
 
 pub(crate) mod chat;
 mod compat;
+mod form;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod model;

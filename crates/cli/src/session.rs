@@ -9,6 +9,7 @@ use crate::report::Notices;
 use lmx::cache::{KvWindow, LayerKv, Policy};
 use lmx::checkpoint::OpenOptions;
 use lmx::engine::{Engine, EngineOptions};
+use lmx::grammar::{Form, Grammar};
 use lmx::sample::SamplingParams;
 use lmx::text::{ChatPrompt, ChatTemplate, RenderOptions, SpecialContent, TemplateError, Tokenizer};
 use lmx::{LoadOptions, Loaded};
@@ -170,6 +171,14 @@ impl Session {
             ..RenderOptions::default()
         };
         Ok(self.tokenizer.encode_chat(template, messages, &options, SpecialContent::Plain)?)
+    }
+
+    /// The form of a reply, compiled for the model.
+    ///
+    /// # Errors
+    /// The compiler's own.
+    pub(crate) fn grammar(&self, form: Option<&Form>) -> anyhow::Result<Option<Grammar>> {
+        Ok(form.map(|form| self.engine.grammars()?.compile(form)).transpose()?)
     }
 
     /// The sampling of a request, with what depends on the model.

@@ -2,6 +2,7 @@
 //!
 //! * [`load`] turns a folder, a GGUF file or a cached hub id into a [`Loaded`] model.
 //! * [`engine`] runs requests over it, many at once, each with its own options.
+//! * [`grammar`] makes a request's reply follow a JSON schema, a regular expression or a grammar.
 //! * [`text`], [`sample`], [`cache`], [`models`], [`checkpoint`] are what those are made of.
 //!
 //! The examples folder has the ten lines that generate text, a batch, and a sampler of one's own.
@@ -9,6 +10,7 @@
 pub mod cache;
 pub mod checkpoint;
 pub mod engine;
+pub mod grammar;
 pub mod inspect;
 mod load;
 pub mod models;

@@ -1,10 +1,12 @@
 //! `lmx chat`: its words and what they mean.
 
+use super::form::FormArgs;
 use super::model::{ModelArgs, RunArgs, TemplateArgs};
 use super::refused::RefusedByChat;
 use super::sampling::{MaxTokens, SamplingArgs, StopArgs, max_tokens};
 use super::values::seed;
 use crate::end::End;
+use lmx::grammar::Form;
 use lmx::sample::{ProcessorParams, SamplingParams};
 
 /// The words of `lmx chat`.
@@ -29,6 +31,8 @@ pub(crate) struct ChatArgs {
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
     #[command(flatten)]
+    form: FormArgs,
+    #[command(flatten)]
     pub(crate) run: RunArgs,
     /// Keep what is typed out of the history file
     #[arg(long)]
@@ -46,6 +50,7 @@ pub(crate) struct ChatOptions {
     pub(crate) sampling: SamplingParams,
     pub(crate) processors: ProcessorParams,
     pub(crate) stop: Vec<String>,
+    pub(crate) form: Option<Form>,
     pub(crate) args: Box<ChatArgs>,
 }
 
@@ -59,6 +64,7 @@ impl ChatArgs {
         self.run.kv_window()?;
         let (sampling, processors) = self.sampling.params()?;
         let stop = self.stop.strings()?;
-        Ok(ChatOptions { sampling, processors, stop, args: self })
+        let form = self.form.form()?;
+        Ok(ChatOptions { sampling, processors, stop, form, args: self })
     }
 }

@@ -1,10 +1,12 @@
 //! `lmx generate`: its words and what they mean.
 
+use super::form::FormArgs;
 use super::model::{ModelArgs, RunArgs, TemplateArgs};
 use super::refused::RefusedByGenerate;
 use super::sampling::{MaxTokens, SamplingArgs, StopArgs, max_tokens};
 use super::values::{boolean, expand_escapes, seed};
 use crate::end::End;
+use lmx::grammar::Form;
 use lmx::sample::{ProcessorParams, SamplingParams};
 
 /// The words of `lmx generate`.
@@ -39,6 +41,8 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
     #[command(flatten)]
+    form: FormArgs,
+    #[command(flatten)]
     pub(crate) run: RunArgs,
     /// Print statistics after the text (on standard error)
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_value = "true", default_missing_value = "true", value_parser = boolean)]
@@ -66,6 +70,7 @@ pub(crate) struct GenerateOptions {
     pub(crate) sampling: SamplingParams,
     pub(crate) processors: ProcessorParams,
     pub(crate) stop: Vec<String>,
+    pub(crate) form: Option<Form>,
     pub(crate) args: Box<GenerateArgs>,
 }
 
@@ -79,11 +84,12 @@ impl GenerateArgs {
         self.run.kv_window()?;
         let (sampling, processors) = self.sampling.params()?;
         let stop = self.stop.strings()?;
+        let form = self.form.form()?;
         // mlx-lm expands first, then looks for the dash.
         let prompt = match expand_escapes(&self.prompt).as_str() {
             "-" => Prompt::Stdin,
             text => Prompt::Text(text.to_owned()),
         };
-        Ok(GenerateOptions { prompt, sampling, processors, stop, args: self })
+        Ok(GenerateOptions { prompt, sampling, processors, stop, form, args: self })
     }
 }

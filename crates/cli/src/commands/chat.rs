@@ -16,6 +16,7 @@ use crate::session::{Session, Tail, notice_dropped_system};
 use crate::terminal::{self, Reply};
 use anyhow::anyhow;
 use lmx::engine::{FinishReason, Request};
+use lmx::grammar::Grammar;
 use std::io::IsTerminal;
 use std::path::Path;
 
@@ -36,8 +37,9 @@ pub(crate) fn run(options: &ChatOptions) -> Result<(), End> {
     if typed {
         introduce(args);
     }
+    let grammar = session.grammar(options.form.as_ref())?;
     let conversation = Conversation::new(args.template.system_prompt.clone());
-    let mut chat = Chat { options, session, conversation, notices, replies: 0, typed };
+    let mut chat = Chat { options, session, grammar, conversation, notices, replies: 0, typed };
     let history = env::state_dir().filter(|_| !args.no_history).map(|folder| folder.join("chat_history"));
     let mut lines = input::open(history)?;
     chat.talk(&mut *lines)
@@ -57,6 +59,8 @@ fn introduce(args: &ChatArgs) {
 struct Chat<'a> {
     options: &'a ChatOptions,
     session: Session,
+    /// The form of every reply.
+    grammar: Option<Grammar>,
     conversation: Conversation,
     notices: Notices,
     /// Replies so far; each draws from a seed of its own.
@@ -141,6 +145,7 @@ impl Chat<'_> {
             sampling: self.session.sampling(&self.options.sampling),
             processors: self.options.processors.clone(),
             stop: self.options.stop.clone(),
+            grammar: self.grammar.clone(),
             seed: Some(args.seed.wrapping_add(self.replies)),
             ..Request::default()
         };

@@ -38,6 +38,7 @@ pub(crate) fn run(options: &GenerateOptions) -> Result<(), End> {
         sampling: session.sampling(&options.sampling),
         processors: options.processors.clone(),
         stop: options.stop.clone(),
+        grammar: session.grammar(options.form.as_ref())?,
         seed: args.seed,
         ..Request::default()
     };

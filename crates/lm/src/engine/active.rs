@@ -2,6 +2,7 @@
 
 use super::{Event, FinishReason, Request, RequestError, RequestId, Stats, Update};
 use crate::cache::SequenceId;
+use crate::grammar::Grammar;
 use crate::models::Model;
 use crate::sample::{
     BuiltinSampler, KeyStream, LogitsProcessor, ProcessorChain, Sampler, log_softmax, random_seed,
@@ -25,6 +26,7 @@ pub(super) struct Active {
     sampler: Box<dyn Sampler>,
     keys: KeyStream,
     processors: ProcessorChain,
+    grammar: Option<Grammar>,
     /// Room for one row of log-probabilities.
     logprobs: Vec<f32>,
     top_logprobs: usize,
@@ -101,6 +103,9 @@ impl Active {
         check_stops(&request.stop)?;
         request.sampling.validate(vocab)?;
         request.processors.validate(vocab)?;
+        if let Some(grammar) = request.grammar.as_ref().filter(|grammar| grammar.vocab() != vocab) {
+            return Err(RequestError::GrammarVocabulary { grammar: grammar.vocab(), vocab });
+        }
         let mut processors = ProcessorChain::new(&request.processors);
         for processor in request.logits_processors {
             processors.push(processor);
@@ -126,6 +131,7 @@ impl Active {
             sampler,
             keys: KeyStream::new(seed, splits),
             processors,
+            grammar: request.grammar,
             logprobs: Vec::new(),
             top_logprobs: request.top_logprobs.min(vocab),
             ignore_eos: request.ignore_eos,
@@ -207,15 +213,26 @@ impl Active {
         }
     }
 
-    /// Processors, then normalization, then the sampler with the key of this position.
+    /// The grammar, which can find out what may follow while the model runs.
+    pub(super) fn grammar(&mut self) -> Option<&mut Grammar> {
+        self.grammar.as_mut()
+    }
+
+    /// Processors, then the grammar, then normalization, then the sampler with the key of this position.
     fn draw(&mut self, exec: &Exec, logits: &mut [f32]) -> Result<Draw, RequestError> {
         self.processors.process(&self.tokens, logits)?;
+        if let Some(grammar) = &mut self.grammar {
+            grammar.apply(logits)?;
+        }
         self.logprobs.resize(logits.len(), 0.0);
         log_softmax(exec, logits, &mut self.logprobs)?;
         let key = self.keys.key(self.tokens.len() - self.prompt_len);
         let token = self.sampler.sample(&self.logprobs, key);
         let logprob = self.logprobs.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
         self.processors.accept(token);
+        if let Some(grammar) = &mut self.grammar {
+            grammar.accept(token)?;
+        }
         Ok(Draw { token, logprob, top: top_logprobs(&self.logprobs, self.top_logprobs) })
     }
 
@@ -223,15 +240,16 @@ impl Active {
         let Draw { token, logprob, top } = draw;
         self.tokens.push(token);
         self.count_token();
-        let (text, finish) = if eos.contains(token) && !self.ignore_eos {
+        let complete = self.grammar.as_ref().is_some_and(Grammar::is_complete);
+        let (text, finish) = if eos.contains(token) && (complete || !self.ignore_eos) {
             (self.text.finish().0, Some(FinishReason::Stop))
         } else {
             let (mut text, mut stopped) = self.text.push(token);
             let full = self.tokens.len() >= self.length_max;
-            if full && !stopped {
+            if (full || complete) && !stopped {
                 let (rest, stopped_late) = self.text.finish();
                 text.push_str(&rest);
-                stopped = stopped_late;
+                stopped = stopped_late || complete;
             }
             let length = full.then_some(FinishReason::Length);
             (text, if stopped { Some(FinishReason::Stop) } else { length })

@@ -15,6 +15,7 @@ pub use generation::Generation;
 pub use request::{Request, RequestError};
 
 use crate::cache::{KvStore, KvWindow, SequenceId};
+use crate::grammar::{Grammar, GrammarError, Grammars};
 use crate::models::{Model, StepInputs};
 use crate::text::{EosSet, Tokenizer};
 use active::Active;
@@ -118,6 +119,14 @@ impl Engine {
     #[must_use]
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.tokenizer
+    }
+
+    /// Compiles grammars for the requests of this engine; takes tens of milliseconds for a large vocabulary.
+    ///
+    /// # Errors
+    /// [`GrammarError::Vocabulary`].
+    pub fn grammars(&self) -> Result<Grammars, GrammarError> {
+        Grammars::new(&self.tokenizer, &self.eos, self.model.vocab())
     }
 
     /// The keys and values of all sequences.
@@ -280,8 +289,17 @@ impl Engine {
     /// One forward pass, then samples for the sequences that have caught up.
     fn run(&mut self, inputs: &StepInputs, plan: &[Planned], updates: &mut Vec<(RequestId, Update)>) {
         let rows: Vec<usize> = plan.iter().filter_map(|p| p.logits_row).collect();
-        let result = self.model.hidden(inputs, &mut self.kv).and_then(|hidden| {
-            if rows.is_empty() { Ok(None) } else { self.model.head(&hidden, &rows).map(Some) }
+        let drawing = |index: usize| plan.iter().any(|p| p.index == index && p.logits_row.is_some());
+        let drawing = self.running.iter_mut().enumerate().filter(|&(index, _)| drawing(index));
+        let grammars: Vec<&mut Grammar> = drawing.filter_map(|(_, active)| active.grammar()).collect();
+        let (model, kv) = (&*self.model, &mut self.kv);
+        let result = std::thread::scope(|scope| {
+            if !grammars.is_empty() {
+                // What fails here fails again where the request is the one to be told.
+                scope.spawn(|| grammars.into_iter().for_each(|grammar| drop(grammar.prepare())));
+            }
+            let hidden = model.hidden(inputs, kv)?;
+            if rows.is_empty() { Ok(None) } else { model.head(&hidden, &rows).map(Some) }
         });
         match result {
             Ok(logits) => self.deliver(plan, logits, updates),

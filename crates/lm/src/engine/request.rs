@@ -1,5 +1,6 @@
 //! What goes into the engine.
 
+use crate::grammar::{Grammar, GrammarError};
 use crate::sample::{LogitsProcessor, ParamError, ProcessorParams, SampleError, Sampler, SamplingParams};
 
 /// One request: tokens and how to continue them.
@@ -17,9 +18,12 @@ pub struct Request {
     pub stop: Vec<String>,
     /// Where the draws come from; `None` picks one, which [`super::Stats`] reports.
     pub seed: Option<u64>,
+    /// The form of the reply, compiled for this model's vocabulary. It acts after the logits processors, so that all
+    /// log-probabilities are those among the tokens that it allows.
+    pub grammar: Option<Grammar>,
     /// How many of the most likely tokens each event lists.
     pub top_logprobs: usize,
-    /// Generate past end-of-sequence tokens.
+    /// Generate past end-of-sequence tokens. A reply with a grammar ends with it nevertheless.
     pub ignore_eos: bool,
     /// The caller's own sampler, in place of the built-in one.
     pub sampler: Option<Box<dyn Sampler>>,
@@ -79,6 +83,17 @@ pub enum RequestError {
     /// The logits cannot be sampled.
     #[error(transparent)]
     Sample(#[from] SampleError),
+    /// The grammar cannot go on.
+    #[error(transparent)]
+    Grammar(#[from] GrammarError),
+    /// The grammar was compiled for other logits.
+    #[error("the grammar is for a vocabulary of {grammar} tokens, but the model has {vocab}")]
+    GrammarVocabulary {
+        /// Logits that the grammar is for.
+        grammar: usize,
+        /// The model's.
+        vocab: usize,
+    },
     /// The KV budget cannot hold the request even alone.
     #[error("the request does not fit into memory: {0}")]
     OutOfMemory(crate::cache::KvError),

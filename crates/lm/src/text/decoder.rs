@@ -127,6 +127,35 @@ impl Decoder {
         }
     }
 
+    /// The bytes that `token` adds to a text in which it is not the first.
+    pub(crate) fn bytes(&self, token: &str) -> Vec<u8> {
+        let mut token = token.to_owned();
+        for step in &self.token_steps {
+            token = match step {
+                TokenStep::Replace { from, to } => token.replace(from.as_str(), to),
+                TokenStep::Strip(strip) => strip_whole(*strip, &token),
+                TokenStep::Metaspace { replacement, .. } => token.replace(*replacement, " "),
+                TokenStep::ByteFallback => match byte_token(&token) {
+                    Some(byte) => return vec![byte],
+                    None => token,
+                },
+            };
+        }
+        for step in &self.text_steps {
+            // What is stripped are the ends of the whole text.
+            if let TextStep::Replace { from, to } = step {
+                token = token.replace(*from, to);
+            }
+        }
+        match self.join {
+            Join::Fuse => token.into_bytes(),
+            Join::Spaces => format!(" {token}").into_bytes(),
+            Join::ByteLevel => {
+                token.chars().map(byte_of_char).collect::<Option<_>>().unwrap_or_else(|| token.into_bytes())
+            }
+        }
+    }
+
     pub(crate) fn stream(&self) -> DecodeStream {
         DecodeStream {
             token_states: self.token_steps.iter().map(|_| TokenState::default()).collect(),
@@ -427,6 +456,16 @@ mod tests {
         assert_eq!(decode(&sp, &["▁▁a", "▁b"]), [" a", " b", ""]);
         assert_eq!(decode(&sp, &["", "▁", "▁b"]), ["", "", " b", ""]);
         assert_eq!(decode(&sp, &["<s>", "▁b"]), ["<s>", " b", ""]);
+    }
+
+    #[test]
+    fn tokens_have_bytes_of_their_own() {
+        let bytes = |decoder: Decoder, token: &str| decoder.bytes(token);
+        assert_eq!(bytes(Decoder::byte_level(), "Ġâ"), [b' ', 0xE2]);
+        assert_eq!(bytes(Decoder::byte_level(), "<a b>"), b"<a b>");
+        assert_eq!(bytes(Decoder::sentence_piece(true), "▁a▁"), b" a ");
+        assert_eq!(bytes(Decoder::sentence_piece(true), "<0xE2>"), [0xE2]);
+        assert_eq!(bytes(Decoder::from_json(&Value::Null).unwrap(), "a"), b" a");
     }
 
     #[test]

@@ -187,6 +187,13 @@ impl Tokenizer {
         added.or_else(|| self.inner.vocab.token(id))
     }
 
+    /// The bytes that a token adds to a text in which it is not the first, for a control token those of its name
+    /// (`<|im_end|>`). They need not be whole characters. `None` for an id without a token.
+    pub fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
+        let Parts { added, vocab, decoder, .. } = &*self.inner;
+        added.piece(id).or_else(|| vocab.token(id)).map(|token| decoder.bytes(token))
+    }
+
     /// The id of a token, spelled as in the vocabulary.
     pub fn id(&self, token: &str) -> Option<u32> {
         self.inner.added.id(token).or_else(|| self.inner.vocab.id(token))
