@@ -9,6 +9,7 @@ mod form;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod model;
+pub(crate) mod prompts;
 pub(crate) mod refused;
 pub(crate) mod sampling;
 pub(crate) mod values;

@@ -8,6 +8,7 @@ mod end;
 mod env;
 mod interrupt;
 mod progress;
+mod prompts;
 mod report;
 mod running;
 mod session;

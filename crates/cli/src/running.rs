@@ -10,7 +10,7 @@ use lmx::engine::{Engine, FinishReason, Request, Stats, Update};
 const LONG_PROMPT: usize = 512;
 
 /// What a request gave.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Outcome {
     /// All text, as it was shown.
     pub(crate) text: String,

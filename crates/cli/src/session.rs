@@ -93,7 +93,8 @@ fn note_window(window: KvWindow, layers: &[LayerKv], notices: &mut Notices) {
 }
 
 impl Session {
-    /// Loads the model. `keep_finished` is the number of finished sequences whose cache is kept.
+    /// Loads the model. `keep_finished` is the number of finished sequences whose cache is kept,
+    /// `max_running` that of requests that run together.
     ///
     /// # Errors
     /// Whatever is wrong with the model's files, or with the words for them.
@@ -102,6 +103,7 @@ impl Session {
         run: &RunArgs,
         template: &TemplateArgs,
         keep_finished: usize,
+        max_running: usize,
         notices: &mut Notices,
     ) -> Result<Self, End> {
         if model.trust_remote_code {
@@ -119,7 +121,7 @@ impl Session {
         let loaded = loaded.map_err(anyhow::Error::new)?;
         device::notice().into_iter().for_each(|notice| notices.add(notice));
         loaded.notices.iter().for_each(|notice| notices.add(notice.as_str()));
-        Self::with(loaded, run, template, keep_finished, notices)
+        Self::with(loaded, run, template, keep_finished, max_running, notices)
     }
 
     /// The engine and the template of what was loaded.
@@ -128,6 +130,7 @@ impl Session {
         run: &RunArgs,
         args: &TemplateArgs,
         keep_finished: usize,
+        max_running: usize,
         notices: &mut Notices,
     ) -> Result<Self, End> {
         let kv_type = device::kv_type(run.kv_dtype, loaded.kv_type);
@@ -144,7 +147,7 @@ impl Session {
         let options = EngineOptions {
             kv_window,
             prefill_step_size: run.prefill_step_size.get(),
-            max_running: 1,
+            max_running,
             kv_type,
             keep_finished,
             ..EngineOptions::default()
@@ -158,16 +161,27 @@ impl Session {
         })
     }
 
-    /// A conversation as the model sees it. Texts of control tokens in its messages stay text.
+    /// A conversation as the model sees it. Texts of control tokens in its messages stay text. `variables` of the
+    /// template override those of the command line.
     ///
     /// # Errors
     /// The template's own, for instance about roles that it does not take.
-    pub(crate) fn render(&self, messages: &[Value], tail: Tail) -> anyhow::Result<ChatPrompt> {
+    pub(crate) fn render(
+        &self,
+        messages: &[Value],
+        tail: Tail,
+        variables: Option<&Map<String, Value>>,
+    ) -> anyhow::Result<ChatPrompt> {
         let template = self.template.as_ref().map_err(Clone::clone)?;
         let options = RenderOptions {
             add_generation_prompt: tail == Tail::Reply,
             continue_final_message: tail == Tail::Open,
-            variables: self.variables.clone(),
+            variables: self
+                .variables
+                .iter()
+                .chain(variables.into_iter().flatten())
+                .map(|(k, v)| (k.clone(), v.clone()))
+                .collect(),
             ..RenderOptions::default()
         };
         Ok(self.tokenizer.encode_chat(template, messages, &options, SpecialContent::Plain)?)

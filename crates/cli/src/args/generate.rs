@@ -2,6 +2,7 @@
 
 use super::form::FormArgs;
 use super::model::{ModelArgs, RunArgs, TemplateArgs};
+use super::prompts::PromptsArgs;
 use super::refused::RefusedByGenerate;
 use super::sampling::{MaxTokens, SamplingArgs, StopArgs, max_tokens};
 use super::values::{boolean, expand_escapes, seed};
@@ -43,12 +44,14 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     form: FormArgs,
     #[command(flatten)]
+    pub(crate) prompts: PromptsArgs,
+    #[command(flatten)]
     pub(crate) run: RunArgs,
     /// Print statistics after the text (on standard error)
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_value = "true", default_missing_value = "true", value_parser = boolean)]
+    #[arg(long, help_heading = "Output", value_name = "BOOL", num_args = 0..=1, default_value = "true", default_missing_value = "true", value_parser = boolean)]
     pub(crate) verbose: bool,
     /// Print one JSON object instead of the text
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
     #[command(flatten)]
     refused: RefusedByGenerate,
@@ -82,6 +85,7 @@ impl GenerateArgs {
     pub(crate) fn validate(self: Box<Self>) -> Result<GenerateOptions, End> {
         self.refused.check()?;
         self.run.kv_window()?;
+        self.prompts.check()?;
         let (sampling, processors) = self.sampling.params()?;
         let stop = self.stop.strings()?;
         let form = self.form.form()?;

@@ -27,6 +27,7 @@ pub(crate) struct ModelArgs {
 
 /// How the model runs.
 #[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Running")]
 pub(crate) struct RunArgs {
     /// Threads to compute with; the result is the same for any number [default: all cores]
     #[arg(long, value_name = "N", value_parser = threads, allow_negative_numbers = true)]

@@ -24,7 +24,7 @@ use std::path::Path;
 pub(crate) fn run(options: &ChatOptions) -> Result<(), End> {
     let args = &options.args;
     let mut notices = Notices::new(false);
-    let session = Session::open(&args.model, &args.run, &args.template, 1, &mut notices)?;
+    let session = Session::open(&args.model, &args.run, &args.template, 1, 1, &mut notices)?;
     if let Err(error) = &session.template {
         let help = "a model without a chat template chats with --use-default-chat-template";
         return Err(End::Failed(anyhow!("{error} ({help})")));
@@ -137,7 +137,7 @@ impl Chat<'_> {
 
     fn reply(&mut self, reply: &mut Reply) -> Result<Outcome, End> {
         let args = &self.options.args;
-        let prompt = self.session.render(&self.conversation.messages(), Tail::Reply)?;
+        let prompt = self.session.render(&self.conversation.messages(), Tail::Reply, None)?;
         notice_dropped_system(&prompt, &mut self.notices);
         let request = Request {
             tokens: prompt.ids,
@@ -155,7 +155,7 @@ impl Chat<'_> {
 
     /// Brings the cache to the template of the whole conversation, the reply's end included.
     fn close_turn(&mut self) -> Result<(), End> {
-        let tokens = self.session.render(&self.conversation.messages(), Tail::Closed)?.ids;
+        let tokens = self.session.render(&self.conversation.messages(), Tail::Closed, None)?.ids;
         if tokens.len() > self.session.engine.model().context_length() {
             // The context is full; the next question will be told.
             return Ok(());

@@ -1,5 +1,6 @@
 //! `lmx generate`: one prompt, one reply.
 
+use super::prompts;
 use crate::args::generate::{GenerateArgs, GenerateOptions, Prompt};
 use crate::args::values::universal_newlines;
 use crate::chat::conversation::message;
@@ -19,6 +20,9 @@ const PROMPT_BYTES_MAX: u64 = 64 << 20;
 /// Runs the command.
 pub(crate) fn run(options: &GenerateOptions) -> Result<(), End> {
     let args = &options.args;
+    if let Some(file) = &args.prompts.prompts_file {
+        return prompts::run(options, file);
+    }
     let prompt = match &options.prompt {
         Prompt::Text(text) => text.clone(),
         Prompt::Stdin => {
@@ -29,7 +33,7 @@ pub(crate) fn run(options: &GenerateOptions) -> Result<(), End> {
         }
     };
     let mut notices = Notices::new(args.json);
-    let mut session = Session::open(&args.model, &args.run, &args.template, 0, &mut notices)?;
+    let mut session = Session::open(&args.model, &args.run, &args.template, 0, 1, &mut notices)?;
     let tokens = prompt_tokens(&session, args, &prompt, &mut notices)?;
     report::filters_without_effect(&options.sampling, &options.processors, &mut notices);
     let request = Request {
@@ -105,7 +109,7 @@ fn prompt_tokens(
     let messages: Vec<_> = system.chain([message("user", prompt)]).chain(prefill).collect();
     let tail = if args.prefill_response.is_some() { Tail::Open } else { Tail::Reply };
     notices.add_fact(format!("chat template: {}", template.origin()));
-    let prompt = session.render(&messages, tail)?;
+    let prompt = session.render(&messages, tail, None)?;
     notice_dropped_system(&prompt, notices);
     Ok(prompt.ids)
 }

@@ -4,3 +4,4 @@ pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod generate;
 pub(crate) mod inspect;
+mod prompts;

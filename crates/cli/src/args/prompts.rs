@@ -1,0 +1,44 @@
+//! Flags of `lmx generate` for many prompts.
+
+use super::model::positive;
+use crate::end::End;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+/// Many prompts at once.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Many prompts")]
+pub(crate) struct PromptsArgs {
+    /// Answer every line of a file: JSON objects with prompt, messages or token_ids, and options of their own
+    #[arg(long, value_name = "FILE.jsonl", conflicts_with_all = ["prompt", "json"])]
+    pub(crate) prompts_file: Option<PathBuf>,
+    /// Where the replies go, a JSON object a line; goes on where an earlier run stopped [default: standard output]
+    #[arg(long, value_name = "FILE.jsonl", requires = "prompts_file")]
+    pub(crate) output: Option<PathBuf>,
+    /// Replies that are made at the same time [default: 32]
+    #[arg(long, value_name = "N", requires = "prompts_file", value_parser = positive, allow_negative_numbers = true)]
+    decode_concurrency: Option<NonZeroUsize>,
+}
+
+impl PromptsArgs {
+    /// Requests that run at the same time: one, unless there is a file of them.
+    pub(crate) fn concurrency(&self) -> usize {
+        const DEFAULT: usize = 32;
+        let asked = self.decode_concurrency.map_or(DEFAULT, NonZeroUsize::get);
+        if self.prompts_file.is_some() { asked } else { 1 }
+    }
+
+    /// # Errors
+    /// [`End::Usage`] if the replies would overwrite the prompts.
+    pub(crate) fn check(&self) -> Result<(), End> {
+        let same = |a: &PathBuf, b: &PathBuf| {
+            a.canonicalize().ok().zip(b.canonicalize().ok()).is_some_and(|(a, b)| a == b)
+        };
+        match (&self.prompts_file, &self.output) {
+            (Some(input), Some(output)) if same(input, output) => {
+                Err(End::Usage("--output is the same file as --prompts-file".to_owned()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
