@@ -36,6 +36,15 @@ pub(crate) fn open(threads: Option<NonZeroUsize>) -> Result<Device, End> {
     Ok(Device::cpu(isa()?, threads.map_or_else(all, NonZeroUsize::get)))
 }
 
+/// Most bytes of keys and values where `--kv-memory` does not say: half of the memory that is free now, as Linux
+/// tells it; no limit where the system does not tell.
+pub(crate) fn default_kv_memory() -> usize {
+    let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = memory.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kibibytes = line.and_then(|rest| rest.split_whitespace().next()?.parse::<usize>().ok());
+    kibibytes.map_or(usize::MAX, |kibibytes| kibibytes * 1024 / 2)
+}
+
 /// How keys and values are stored; `own` is the model's float type.
 pub(crate) fn kv_type(asked: KvDtype, own: KvType) -> KvType {
     match asked {

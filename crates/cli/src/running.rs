@@ -32,7 +32,7 @@ pub(crate) fn run(
     show: &mut dyn FnMut(&str) -> Result<(), End>,
 ) -> Result<Outcome, End> {
     let hold = Hold::new();
-    let unread = unread(engine, &request.tokens);
+    let unread = request.tokens.len() - engine.cached_tokens(&request.tokens);
     let total = request.tokens.len() as u64;
     let mut generation = engine.generate(request).map_err(anyhow::Error::new)?;
     let mut progress = (unread >= LONG_PROMPT).then(|| Progress::slow("reading the prompt", total));
@@ -59,10 +59,4 @@ pub(crate) fn run(
         }
     }
     Ok(Outcome { text, token_ids, finish, stats: generation.stats().clone() })
-}
-
-/// How many of `tokens` the engine does not hold already.
-fn unread(engine: &Engine, tokens: &[u32]) -> usize {
-    let held = |kept: &[u32]| kept.iter().zip(tokens).take_while(|(a, b)| a == b).count();
-    tokens.len() - engine.kept_tokens().map(held).max().unwrap_or(0)
 }

@@ -6,7 +6,7 @@ use crate::end::End;
 use crate::env;
 use crate::progress::Progress;
 use crate::report::Notices;
-use lmx::cache::{KvWindow, LayerKv, Policy};
+use lmx::cache::{KvWindow, LayerKv, Policy, PrefixCacheOptions};
 use lmx::checkpoint::OpenOptions;
 use lmx::engine::{Engine, EngineOptions};
 use lmx::grammar::{Form, Grammar};
@@ -66,6 +66,15 @@ pub(crate) fn open_options(model: &ModelArgs) -> OpenOptions {
     OpenOptions { revision: model.revision.clone(), hub_cache_dirs: env::hub_cache().into_iter().collect() }
 }
 
+/// What requests leave for later ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reuse {
+    /// There is one request.
+    Nothing,
+    /// A prompt continues from what it has in common with an earlier one.
+    Prefixes,
+}
+
 /// How a rendered conversation ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tail {
@@ -93,8 +102,7 @@ fn note_window(window: KvWindow, layers: &[LayerKv], notices: &mut Notices) {
 }
 
 impl Session {
-    /// Loads the model. `keep_finished` is the number of finished sequences whose cache is kept,
-    /// `max_running` that of requests that run together.
+    /// Loads the model for `max_running` requests that run together.
     ///
     /// # Errors
     /// Whatever is wrong with the model's files, or with the words for them.
@@ -102,7 +110,7 @@ impl Session {
         model: &ModelArgs,
         run: &RunArgs,
         template: &TemplateArgs,
-        keep_finished: usize,
+        reuse: Reuse,
         max_running: usize,
         notices: &mut Notices,
     ) -> Result<Self, End> {
@@ -121,7 +129,7 @@ impl Session {
         let loaded = loaded.map_err(anyhow::Error::new)?;
         device::notice().into_iter().for_each(|notice| notices.add(notice));
         loaded.notices.iter().for_each(|notice| notices.add(notice.as_str()));
-        Self::with(loaded, run, template, keep_finished, max_running, notices)
+        Self::with(loaded, run, template, reuse, max_running, notices)
     }
 
     /// The engine and the template of what was loaded.
@@ -129,7 +137,7 @@ impl Session {
         loaded: Loaded,
         run: &RunArgs,
         args: &TemplateArgs,
-        keep_finished: usize,
+        reuse: Reuse,
         max_running: usize,
         notices: &mut Notices,
     ) -> Result<Self, End> {
@@ -149,8 +157,8 @@ impl Session {
             prefill_step_size: run.prefill_step_size.get(),
             max_running,
             kv_type,
-            keep_finished,
-            ..EngineOptions::default()
+            prefix_cache: (reuse == Reuse::Prefixes).then(PrefixCacheOptions::default),
+            kv_memory: run.kv_memory.unwrap_or_else(device::default_kv_memory),
         };
         Ok(Self {
             xtc_special_tokens: newline.into_iter().chain(eos).collect(),

@@ -13,7 +13,7 @@ mod visible;
 mod weigh;
 mod weight;
 
-pub use kv::{KvShape, KvType, write_kv};
+pub use kv::{KvShape, KvType, read_kv, write_kv};
 pub use visible::Window;
 
 use crate::disjoint::Disjoint;

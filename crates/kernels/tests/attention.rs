@@ -222,3 +222,17 @@ fn extreme_scores_agree_on_all_levels() {
         }
     }
 }
+
+#[test]
+fn keys_and_values_are_read_as_they_were_written() {
+    for (ty, head_dim) in [(KvType::F32, 3), (KvType::F16, 64), (KvType::Bf16, 130)] {
+        let data = Data::random(shape(ty, 2, 2, head_dim), 40, 5);
+        let (kv, width) = (data.shape.kv, 2 * head_dim);
+        for position in 0..40 {
+            let (mut k, mut v) = (vec![0.0; width], vec![0.0; width]);
+            read_kv(&kv, &data.slabs[position / BLOCK], position % BLOCK, &mut k, &mut v);
+            assert_eq!(bits(&k), bits(&data.k[position * width..][..width]));
+            assert_eq!(bits(&v), bits(&data.v[position * width..][..width]));
+        }
+    }
+}

@@ -4,6 +4,7 @@
 mod golden_cases;
 
 use golden_cases::Case;
+use lmx::cache::PrefixCacheOptions;
 use lmx::checkpoint::{Checkpoint, OpenOptions};
 use lmx::engine::{Engine, EngineOptions, Event, FinishReason, Request, RequestError, RequestId, Update};
 use lmx::models::Decoder;
@@ -134,19 +135,21 @@ fn late_requests_join_and_cancelled_ones_leave_without_a_trace() {
 }
 
 #[test]
-fn a_kept_sequence_is_continued_from_the_common_prefix() {
-    let mut engine = engine("llama-f32", EngineOptions { keep_finished: 1, ..EngineOptions::default() });
+fn a_prompt_goes_on_from_the_prefix_that_is_held() {
+    let options =
+        EngineOptions { prefix_cache: Some(PrefixCacheOptions::default()), ..EngineOptions::default() };
+    let mut engine = engine("llama-f32", options);
     let prompt = tokens(50, 1);
     let prefill = engine.generate(Request::new(prompt.clone(), 0)).unwrap().last().unwrap().unwrap();
     assert_eq!((prefill.token, prefill.finish), (None, Some(FinishReason::Length)));
-    assert_eq!(engine.kept_tokens().collect::<Vec<_>>(), [&prompt[..]]);
+    assert_eq!(engine.cached_tokens(&prompt), 50);
 
     let mut longer = prompt.clone();
     longer.extend(tokens(9, 2));
     let warm: Vec<Event> =
         engine.generate(Request::new(longer.clone(), 6)).unwrap().map(Result::unwrap).collect();
     assert_eq!(warm.last().unwrap().stats.cached_tokens, 50);
-    engine.clear_kept();
+    engine.clear_prefixes();
     let cold: Vec<Event> = engine.generate(Request::new(longer, 6)).unwrap().map(Result::unwrap).collect();
     assert_eq!(cold.last().unwrap().stats.cached_tokens, 0);
     assert_eq!(essence(&warm), essence(&cold));

@@ -1,6 +1,6 @@
 //! Flags that say which model runs, and how.
 
-use super::values::{count, json_object};
+use super::values::{count, json_object, size};
 use crate::end::End;
 use lmx::cache::KvWindow;
 use std::num::NonZeroUsize;
@@ -41,6 +41,10 @@ pub(crate) struct RunArgs {
     /// With --max-kv-size: how many of them are the first positions, the others being the last ones [default: 4]
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, requires = "max_kv_size")]
     kv_keep: Option<usize>,
+    /// Keys and values to hold at most, of all that runs and of what is kept for later, like 500MB or 2G [default:
+    /// half of the free memory]
+    #[arg(long, value_name = "SIZE", value_parser = size, allow_negative_numbers = true)]
+    pub(crate) kv_memory: Option<usize>,
     /// Prompt tokens to run at a time; fewer take less memory
     #[arg(long, value_name = "N", default_value = "2048", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) prefill_step_size: NonZeroUsize,

@@ -21,6 +21,26 @@ pub(crate) fn count(word: &str) -> Result<usize, String> {
     word.trim().parse().map_err(|_| "expected a whole number, 0 or more".to_owned())
 }
 
+/// A number of bytes: a number with an optional unit, whose steps are thousands as in mlx-lm.
+pub(crate) fn size(word: &str) -> Result<usize, String> {
+    let expected = || {
+        "expected a size above 0 like 500MB, 2G or 1.5GB (units: B, K, KB, M, MB, G, GB, T, TB)".to_owned()
+    };
+    let word = word.trim();
+    let digits = word.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(word.len());
+    let (number, unit) = word.split_at(digits);
+    let exponent = match unit.trim().to_ascii_uppercase().as_str() {
+        "" | "B" => 0,
+        "K" | "KB" => 3,
+        "M" | "MB" => 6,
+        "G" | "GB" => 9,
+        "T" | "TB" => 12,
+        _ => return Err(expected()),
+    };
+    let bytes = number.parse::<f64>().map_err(|_| expected())? * 10_f64.powi(exponent);
+    if bytes >= 1.0 && bytes < usize::MAX as f64 { Ok(bytes as usize) } else { Err(expected()) }
+}
+
 /// A seed of random numbers.
 pub(crate) fn seed(word: &str) -> Result<u64, String> {
     word.trim().parse().map_err(|_| format!("expected a whole number from 0 to {}", u64::MAX))
@@ -79,6 +99,22 @@ mod tests {
         for (text, says) in [("[1]", "an array"), ("null", "null"), ("{a: 1}", "not valid JSON")] {
             let error = json_object(text).unwrap_err();
             assert!(error.contains(says), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        for (word, bytes) in [
+            ("1", 1),
+            ("500MB", 500_000_000),
+            ("1.5g", 1_500_000_000),
+            ("2 KB", 2000),
+            ("1t", 1_000_000_000_000),
+        ] {
+            assert_eq!(size(word), Ok(bytes), "{word}");
+        }
+        for word in ["", "0", "-1", "MB", "1X", "1.2.3M", "0.1B", "nan", "99999999999T"] {
+            assert!(size(word).is_err(), "{word}");
         }
     }
 

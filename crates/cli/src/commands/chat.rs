@@ -12,7 +12,7 @@ use crate::end::End;
 use crate::env;
 use crate::report::{self, Notices};
 use crate::running::{self, Outcome};
-use crate::session::{Session, Tail, notice_dropped_system};
+use crate::session::{Reuse, Session, Tail, notice_dropped_system};
 use crate::terminal::{self, Reply};
 use anyhow::anyhow;
 use lmx::engine::{FinishReason, Request};
@@ -24,7 +24,7 @@ use std::path::Path;
 pub(crate) fn run(options: &ChatOptions) -> Result<(), End> {
     let args = &options.args;
     let mut notices = Notices::new(false);
-    let session = Session::open(&args.model, &args.run, &args.template, 1, 1, &mut notices)?;
+    let session = Session::open(&args.model, &args.run, &args.template, Reuse::Prefixes, 1, &mut notices)?;
     if let Err(error) = &session.template {
         let help = "a model without a chat template chats with --use-default-chat-template";
         return Err(End::Failed(anyhow!("{error} ({help})")));
@@ -96,7 +96,7 @@ impl Chat<'_> {
             Command::Help => words::HELP.lines().for_each(terminal::say),
             Command::Reset => {
                 self.conversation.reset();
-                self.session.engine.clear_kept();
+                self.session.engine.clear_prefixes();
                 terminal::say("the conversation is reset");
             }
             Command::System(text) => {

@@ -7,7 +7,7 @@ use crate::chat::conversation::message;
 use crate::end::End;
 use crate::report::{self, Notices};
 use crate::running::{self, Outcome};
-use crate::session::{Session, Tail, notice_dropped_system};
+use crate::session::{Reuse, Session, Tail, notice_dropped_system};
 use crate::terminal::{self, Reply};
 use anyhow::{Context, bail};
 use lmx::engine::{FinishReason, Request};
@@ -33,7 +33,7 @@ pub(crate) fn run(options: &GenerateOptions) -> Result<(), End> {
         }
     };
     let mut notices = Notices::new(args.json);
-    let mut session = Session::open(&args.model, &args.run, &args.template, 0, 1, &mut notices)?;
+    let mut session = Session::open(&args.model, &args.run, &args.template, Reuse::Nothing, 1, &mut notices)?;
     let tokens = prompt_tokens(&session, args, &prompt, &mut notices)?;
     report::filters_without_effect(&options.sampling, &options.processors, &mut notices);
     let request = Request {

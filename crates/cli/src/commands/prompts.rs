@@ -10,7 +10,7 @@ use crate::prompts::input::{Line, Lines, Source, Stop};
 use crate::prompts::output::Output;
 use crate::report::{self, Notices};
 use crate::running::Outcome;
-use crate::session::{Session, Tail, notice_dropped_system};
+use crate::session::{Reuse, Session, Tail, notice_dropped_system};
 use crate::terminal;
 use anyhow::{Context, anyhow};
 use lmx::engine::{FinishReason, Request, RequestId, Stats, Update};
@@ -31,7 +31,8 @@ pub(crate) fn run(options: &GenerateOptions, path: &Path) -> Result<(), End> {
     let output = open_output(args, path)?;
     let mut notices = Notices::new(false);
     let concurrency = args.prompts.concurrency();
-    let session = Session::open(&args.model, &args.run, &args.template, 0, concurrency, &mut notices)?;
+    let session =
+        Session::open(&args.model, &args.run, &args.template, Reuse::Prefixes, concurrency, &mut notices)?;
     report::filters_without_effect(&options.sampling, &options.processors, &mut notices);
     if output.written() > 0 {
         notices.add(format!("{} of {total} replies are there already", output.written()));

@@ -98,6 +98,45 @@ pub fn write_kv(shape: &KvShape, slab: &mut [u8], slot: usize, k: &[f32], v: &[f
     }
 }
 
+/// Reads back what [`write_kv`] wrote to slot `slot` of a block's slab: a key and a value `[kv_heads][head_dim]`,
+/// widened.
+///
+/// # Panics
+/// If a length does not fit the shape, or `slot` is not below [`BLOCK`].
+pub fn read_kv(shape: &KvShape, slab: &[u8], slot: usize, k: &mut [f32], v: &mut [f32]) {
+    assert!(slot < BLOCK, "slot {slot}");
+    assert_eq!(slab.len(), shape.bytes(), "bytes of a block");
+    assert_eq!(k.len(), shape.kv_heads * shape.head_dim, "length of the key");
+    assert_eq!(v.len(), k.len(), "length of the value");
+    let heads = k.chunks_exact_mut(shape.head_dim).zip(v.chunks_exact_mut(shape.head_dim));
+    for (head, (k, v)) in heads.enumerate() {
+        let (keys, values) = (shape.keys(slab, head), shape.values(slab, head));
+        match shape.ty {
+            KvType::F32 => read(keys, values, slot, k, v, f32::from_le_bytes),
+            KvType::F16 => read(keys, values, slot, k, v, |x| f16::from_le_bytes(x).to_f32()),
+            KvType::Bf16 => read(keys, values, slot, k, v, |x| bf16::from_le_bytes(x).to_f32()),
+        }
+    }
+}
+
+/// Reads one head's key from `slot` of `keys` `[head_dim][BLOCK]` and its value from that row of `values`.
+fn read<const N: usize>(
+    keys: &[u8],
+    values: &[u8],
+    slot: usize,
+    k: &mut [f32],
+    v: &mut [f32],
+    widen: impl Fn([u8; N]) -> f32,
+) {
+    let (keys, values) = (keys.as_chunks::<N>().0, values.as_chunks::<N>().0);
+    for (to, lanes) in k.iter_mut().zip(keys.chunks_exact(BLOCK)) {
+        *to = widen(lanes[slot]);
+    }
+    for (to, &from) in v.iter_mut().zip(&values[slot * k.len()..]) {
+        *to = widen(from);
+    }
+}
+
 /// Elements that are narrowed at a time.
 const PIECE: usize = 64;
 

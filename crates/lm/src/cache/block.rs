@@ -54,6 +54,11 @@ impl Block {
         Some(copy)
     }
 
+    /// Bytes that it takes.
+    pub(super) fn bytes(&self) -> usize {
+        self.data.len()
+    }
+
     /// The slab of the group's layer `layer`, `bytes` long.
     pub(super) fn slab(&self, layer: usize, bytes: usize) -> &[u8] {
         &self.data[layer * bytes..(layer + 1) * bytes]

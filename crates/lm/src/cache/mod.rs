@@ -6,12 +6,20 @@
 //! partial last block is copied when written), trimming, ragged batches and bounded memory.
 //!
 //! A sequence knows exactly how many tokens it holds; [`KvStore::trim`] removes exactly as many as asked for, or
-//! says which position it can return to.
+//! says which position it can return to. What sequences leave behind, others that begin like them take over
+//! ([`KvStore::with_prefixes`]).
 
 mod block;
+mod census;
+mod prefix;
+mod sharing;
 mod spec;
 mod store;
+mod transfer;
 
 pub use block::{BLOCK, BlockBudget};
+pub use census::{Census, GroupCensus};
+pub use prefix::{KindStats, PrefixCacheOptions, PrefixStats, PrefixTokens, SegmentKind};
 pub use spec::{KvSpec, KvWindow, LayerGroup, LayerKv, Policy};
 pub use store::{KvError, KvStore, SequenceId};
+pub use transfer::Held;

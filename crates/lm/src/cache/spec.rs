@@ -84,7 +84,7 @@ pub struct LayerKv {
 }
 
 /// Layers with the same shape and policy; their slabs share blocks.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerGroup {
     /// Shape of one layer's keys and values in a block.
     pub shape: KvShape,
@@ -103,7 +103,7 @@ impl LayerGroup {
 }
 
 /// The groups of a model's layers.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvSpec {
     /// The groups, in order of first appearance.
     pub groups: Vec<LayerGroup>,

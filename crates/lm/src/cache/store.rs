@@ -1,6 +1,7 @@
 //! The store of all sequences' blocks.
 
 use super::block::{BLOCK, Block, BlockBudget};
+use super::prefix::{PrefixCache, Tables};
 use super::spec::{KvSpec, Policy};
 use lmx_tensor::kernels::attention::write_kv;
 use std::sync::Arc;
@@ -38,6 +39,26 @@ pub enum KvError {
         /// Those of them that are the first of the sequence.
         keep: usize,
     },
+    /// What a sequence is to hold is not enough to go on from it.
+    #[error(
+        "{len} tokens of which only the first {first} and those from {last} on are held cannot be continued"
+    )]
+    Lacking {
+        /// Tokens of the sequence.
+        len: usize,
+        /// How many of the first ones are held.
+        first: usize,
+        /// Where the last ones begin that are held.
+        last: usize,
+    },
+    /// The sequence is of a model, or of a form, that this store does not keep.
+    #[error("the cache holds {found}; it is needed as {expected}")]
+    OtherSpec {
+        /// What it keeps.
+        found: String,
+        /// What the store keeps.
+        expected: String,
+    },
     /// No such sequence.
     #[error("unknown sequence")]
     UnknownSequence,
@@ -45,28 +66,39 @@ pub enum KvError {
 
 /// One sequence's blocks.
 #[derive(Clone, Debug)]
-struct Sequence {
-    id: SequenceId,
+pub(super) struct Sequence {
+    pub(super) id: SequenceId,
     /// Tokens held: positions `0..len` have been written (windows may have dropped early ones).
-    len: usize,
+    pub(super) len: usize,
     /// For each group, its blocks by absolute block number; `None` where dropped.
-    tables: Vec<Vec<Option<Arc<Block>>>>,
+    pub(super) tables: Tables,
+    /// For each group, where what it has read from a file begins, its window's first positions aside; 0 if there
+    /// is no such gap. Blocks that hold a position before it are not whole.
+    pub(super) gaps: Vec<usize>,
 }
 
 /// All sequences' keys and values, under one budget.
 #[derive(Debug)]
 pub struct KvStore {
-    spec: KvSpec,
-    budget: Arc<BlockBudget>,
-    sequences: Vec<Sequence>,
+    pub(super) spec: KvSpec,
+    pub(super) budget: Arc<BlockBudget>,
+    pub(super) sequences: Vec<Sequence>,
     next_id: u64,
+    /// What sequences left for others that begin like them, if that is asked for.
+    pub(super) prefixes: Option<PrefixCache>,
 }
 
 impl KvStore {
     /// An empty store for a model of the given spec, at most `budget_bytes` large.
     #[must_use]
     pub fn new(spec: KvSpec, budget_bytes: usize) -> Self {
-        Self { spec, budget: BlockBudget::new(budget_bytes), sequences: Vec::new(), next_id: 0 }
+        Self::with_budget(spec, BlockBudget::new(budget_bytes))
+    }
+
+    /// An empty store whose blocks are counted against a budget that others may share.
+    #[must_use]
+    pub fn with_budget(spec: KvSpec, budget: Arc<BlockBudget>) -> Self {
+        Self { spec, budget, sequences: Vec::new(), next_id: 0, prefixes: None }
     }
 
     /// The layer groups.
@@ -77,16 +109,21 @@ impl KvStore {
 
     /// What the blocks are counted against.
     #[must_use]
-    pub fn budget(&self) -> &BlockBudget {
+    pub fn budget(&self) -> &Arc<BlockBudget> {
         &self.budget
     }
 
     /// Starts an empty sequence.
     pub fn add(&mut self) -> SequenceId {
+        let groups = self.spec.groups.len();
+        self.push(0, vec![Vec::new(); groups], vec![0; groups])
+    }
+
+    /// Starts a sequence of `len` tokens that holds `tables`.
+    pub(super) fn push(&mut self, len: usize, tables: Tables, gaps: Vec<usize>) -> SequenceId {
         let id = SequenceId(self.next_id);
         self.next_id += 1;
-        let tables = vec![Vec::new(); self.spec.groups.len()];
-        self.sequences.push(Sequence { id, len: 0, tables });
+        self.sequences.push(Sequence { id, len, tables, gaps });
         id
     }
 
@@ -95,12 +132,8 @@ impl KvStore {
     /// # Errors
     /// [`KvError::UnknownSequence`].
     pub fn fork(&mut self, of: SequenceId) -> Result<SequenceId, KvError> {
-        let mut fork = self.get(of)?.clone();
-        fork.id = SequenceId(self.next_id);
-        self.next_id += 1;
-        let id = fork.id;
-        self.sequences.push(fork);
-        Ok(id)
+        let Sequence { len, tables, gaps, .. } = self.get(of)?.clone();
+        Ok(self.push(len, tables, gaps))
     }
 
     /// Forgets a sequence; its blocks are freed unless a fork shares them.
@@ -120,20 +153,21 @@ impl KvStore {
         self.sequences.is_empty()
     }
 
-    fn get(&self, id: SequenceId) -> Result<&Sequence, KvError> {
+    pub(super) fn get(&self, id: SequenceId) -> Result<&Sequence, KvError> {
         self.sequences.iter().find(|s| s.id == id).ok_or(KvError::UnknownSequence)
     }
 
-    fn get_mut(&mut self, id: SequenceId) -> Result<&mut Sequence, KvError> {
+    pub(super) fn get_mut(&mut self, id: SequenceId) -> Result<&mut Sequence, KvError> {
         self.sequences.iter_mut().find(|s| s.id == id).ok_or(KvError::UnknownSequence)
     }
 
     /// Makes room for `tokens` more tokens: afterwards the blocks of positions `len..len + tokens` exist and
-    /// belong to this sequence alone, so that [`KvStore::write`] can fill them.
+    /// belong to this sequence alone, so that [`KvStore::write`] can fill them. Stored prefixes give way to it.
     ///
     /// # Errors
     /// [`KvError::OutOfMemory`]; what was allocated so far stays with the sequence.
     pub fn reserve(&mut self, id: SequenceId, tokens: usize) -> Result<(), KvError> {
+        self.make_room(id, tokens)?;
         let groups: Vec<usize> = self.spec.groups.iter().map(super::LayerGroup::block_bytes).collect();
         let budget = Arc::clone(&self.budget);
         let sequence = self.get_mut(id)?;
@@ -203,9 +237,13 @@ impl KvStore {
     /// # Errors
     /// [`KvError::UnknownSequence`].
     pub fn commit(&mut self, id: SequenceId, tokens: usize) -> Result<(), KvError> {
+        self.get_mut(id)?.len += tokens;
+        self.drop_unseen(id)
+    }
+
+    pub(super) fn drop_unseen(&mut self, id: SequenceId) -> Result<(), KvError> {
         let policies: Vec<Policy> = self.spec.groups.iter().map(|g| g.policy).collect();
         let sequence = self.get_mut(id)?;
-        sequence.len += tokens;
         for (table, policy) in sequence.tables.iter_mut().zip(policies) {
             for slot in &mut table[policy.unseen_blocks(sequence.len)] {
                 *slot = None;
@@ -226,8 +264,10 @@ impl KvStore {
         let reachable = target.map_or(0, |target| sequence.reachable(&policies, target));
         match target {
             Some(target) if target == reachable => {
-                for table in &mut sequence.tables {
+                for (table, gap) in sequence.tables.iter_mut().zip(&mut sequence.gaps) {
                     table.truncate(target.div_ceil(BLOCK));
+                    // Below its gap a sequence is whole again.
+                    *gap = if *gap > target { 0 } else { *gap };
                 }
                 sequence.len = target;
                 Ok(())
@@ -248,21 +288,23 @@ impl Sequence {
     /// The nearest length at or after `target` from which it can go on: its next query must find all it may see.
     /// Starting over is always possible.
     fn reachable(&self, policies: &[Policy], target: usize) -> usize {
-        let held = |table: &[Option<Arc<Block>>], policy: Policy, target: usize| {
+        let held = |((table, &gap), &policy): ((&Vec<_>, &usize), &Policy), target: usize| {
             let Some(window) = policy.window() else { return target };
             let kept = window.keep.div_ceil(BLOCK);
-            let dropped = table.iter().skip(kept).take_while(|b| b.is_none()).count();
-            // Either nothing behind the target was dropped, or the query at position p, which sees the positions
-            // from p + 1 - (size - keep) on, begins behind what was.
-            if dropped == 0 || target <= kept * BLOCK {
+            let dropped = table.iter().skip(kept).take_while(|b| Option::is_none(b)).count();
+            // Either nothing behind the target is lacking, or the query at position p, which sees the positions
+            // from p + 1 - (size - keep) on, begins behind what is.
+            let lacking = if dropped == 0 { gap } else { gap.max((kept + dropped) * BLOCK) };
+            let first = if gap == 0 { kept * BLOCK } else { window.keep };
+            if lacking == 0 || target <= first {
                 return target;
             }
-            target.max((kept + dropped) * BLOCK + window.size - window.keep - 1).min(self.len)
+            target.max(lacking + window.size - window.keep - 1).min(self.len)
         };
         let mut length = target;
         loop {
-            let groups = self.tables.iter().zip(policies);
-            let next = groups.map(|(table, &policy)| held(table, policy, length)).max().unwrap_or(length);
+            let groups = self.tables.iter().zip(&self.gaps).zip(policies);
+            let next = groups.map(|group| held(group, length)).max().unwrap_or(length);
             // What suits one group may fall into the gap of another.
             if next == length || length == 0 {
                 return length;

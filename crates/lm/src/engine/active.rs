@@ -1,7 +1,9 @@
 //! A request that waits or runs: its tokens, its sampler, its text.
 
-use super::{Event, FinishReason, Request, RequestError, RequestId, Stats, Update};
-use crate::cache::SequenceId;
+use super::{
+    Event, FinishReason, LONG_CONTEXT, Request, RequestError, RequestId, SHORT_CONTEXT, Stats, Update,
+};
+use crate::cache::{PrefixTokens, SequenceId};
 use crate::grammar::Grammar;
 use crate::models::Model;
 use crate::sample::{
@@ -21,6 +23,8 @@ pub(super) struct Active {
     pub(super) long_context: bool,
     pub(super) stats: Stats,
     prompt_len: usize,
+    /// Tokens of the prompt that are the system prompt.
+    system_len: usize,
     /// The length of `tokens` at which the reply is cut.
     length_max: usize,
     sampler: Box<dyn Sampler>,
@@ -127,6 +131,7 @@ impl Active {
             long_context,
             stats: Stats { prompt_tokens: prompt_len, seed, ..Stats::default() },
             prompt_len,
+            system_len: request.system_tokens,
             length_max,
             sampler,
             keys: KeyStream::new(seed, splits),
@@ -156,6 +161,16 @@ impl Active {
 
     pub(super) fn prompt(&self) -> &[u32] {
         &self.tokens[..self.prompt_len]
+    }
+
+    /// Its first `held` tokens, as the prefix cache knows them.
+    pub(super) fn prefix(&self, held: usize) -> PrefixTokens<'_> {
+        PrefixTokens {
+            root: if self.long_context { LONG_CONTEXT } else { SHORT_CONTEXT },
+            tokens: &self.tokens[..held],
+            system: self.system_len,
+            prompt: self.prompt_len,
+        }
     }
 
     /// Whether the first token has been drawn.

@@ -14,7 +14,7 @@ pub use event::{Event, FinishReason, Stats, Update};
 pub use generation::Generation;
 pub use request::{Request, RequestError};
 
-use crate::cache::{KvStore, KvWindow, SequenceId};
+use crate::cache::{KvStore, KvWindow, PrefixCacheOptions, PrefixStats};
 use crate::grammar::{Grammar, GrammarError, Grammars};
 use crate::models::{Model, StepInputs};
 use crate::text::{EosSet, Tokenizer};
@@ -23,6 +23,10 @@ use lmx_tensor::Tensor;
 use lmx_tensor::kernels::attention::KvType;
 use std::collections::VecDeque;
 use std::sync::Arc;
+
+/// The prefix cache's roots: rope scaling may depend on whether a request exceeds the model's original context.
+const SHORT_CONTEXT: u64 = 0;
+const LONG_CONTEXT: u64 = 1;
 
 /// Names a request of an [`Engine`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -41,9 +45,9 @@ pub struct EngineOptions {
     pub kv_window: Option<KvWindow>,
     /// Most bytes of keys and values.
     pub kv_memory: usize,
-    /// Finished sequences whose keys and values are kept, so that a prompt that begins like one of them
-    /// continues from there.
-    pub keep_finished: usize,
+    /// How much is kept of what has been run, so that a prompt that begins like an earlier one continues from
+    /// there; `None` for nothing. Counts against `kv_memory`, and gives way to what runs.
+    pub prefix_cache: Option<PrefixCacheOptions>,
 }
 
 impl Default for EngineOptions {
@@ -54,7 +58,7 @@ impl Default for EngineOptions {
             kv_type: KvType::F16,
             kv_window: None,
             kv_memory: usize::MAX,
-            keep_finished: 0,
+            prefix_cache: None,
         }
     }
 }
@@ -68,16 +72,7 @@ pub struct Engine {
     kv: KvStore,
     waiting: VecDeque<Active>,
     running: Vec<Active>,
-    /// Finished sequences, oldest first.
-    kept: VecDeque<Kept>,
     next_id: u64,
-}
-
-#[derive(Debug)]
-struct Kept {
-    sequence: SequenceId,
-    tokens: Vec<u32>,
-    long_context: bool,
 }
 
 /// One sequence's place in a step.
@@ -105,8 +100,12 @@ impl Engine {
             None => spec,
         };
         let kv = KvStore::new(spec, options.kv_memory);
-        let (waiting, running, kept) = (VecDeque::new(), Vec::new(), VecDeque::new());
-        Self { model, tokenizer, eos, options, kv, waiting, running, kept, next_id: 0 }
+        let kv = match options.prefix_cache {
+            Some(limits) => kv.with_prefixes(limits),
+            None => kv,
+        };
+        let (waiting, running) = (VecDeque::new(), Vec::new());
+        Self { model, tokenizer, eos, options, kv, waiting, running, next_id: 0 }
     }
 
     /// The model.
@@ -135,16 +134,22 @@ impl Engine {
         &self.kv
     }
 
-    /// The tokens whose keys and values are kept from finished requests, oldest first.
-    pub fn kept_tokens(&self) -> impl Iterator<Item = &[u32]> {
-        self.kept.iter().map(|k| k.tokens.as_slice())
+    /// What the prefix cache holds and has done.
+    #[must_use]
+    pub fn prefix_stats(&self) -> PrefixStats {
+        self.kv.prefix_stats()
     }
 
-    /// Forgets what finished requests left.
-    pub fn clear_kept(&mut self) {
-        for kept in self.kept.drain(..) {
-            self.kv.remove(kept.sequence);
-        }
+    /// How many of a prompt's tokens a request would find in the prefix cache.
+    #[must_use]
+    pub fn cached_tokens(&self, prompt: &[u32]) -> usize {
+        let stored = |root| self.kv.stored_prefix(root, prompt, prompt.len());
+        stored(SHORT_CONTEXT).max(stored(LONG_CONTEXT))
+    }
+
+    /// Forgets what requests left for others.
+    pub fn clear_prefixes(&mut self) {
+        self.kv.clear_prefixes();
     }
 
     /// Queues a request.
@@ -218,32 +223,16 @@ impl Engine {
     fn admit(&mut self) {
         while self.running.len() < self.options.max_running.max(1) {
             let Some(mut active) = self.waiting.pop_front() else { return };
-            if let Some((sequence, cached)) = self.longest_kept_prefix(&active) {
+            // The last prompt token is run again where its logits are needed.
+            let limit = active.prompt().len() - usize::from(active.wants_logits());
+            if let Some((sequence, cached)) =
+                self.kv.add_prefix(active.prefix(0).root, active.prompt(), limit)
+            {
                 self.kv.remove(active.sequence());
                 active.start(sequence, cached);
             }
             self.running.push(active);
         }
-    }
-
-    /// Takes over the kept sequence that shares the most tokens with the prompt, cut to what they share.
-    fn longest_kept_prefix(&mut self, active: &Active) -> Option<(SequenceId, usize)> {
-        let shared = |kept: &Kept| {
-            let common = kept.tokens.iter().zip(active.prompt()).take_while(|(a, b)| a == b).count();
-            // The last prompt token is run again where its logits are needed.
-            let common = common.min(active.prompt().len() - usize::from(active.wants_logits()));
-            let usable =
-                kept.long_context == active.long_context && self.kv.can_trim_to(kept.sequence, common);
-            if usable { common } else { 0 }
-        };
-        let (index, common) = self.kept.iter().map(shared).enumerate().max_by_key(|&(_, common)| common)?;
-        if common == 0 {
-            return None;
-        }
-        let sequence = self.kept.remove(index)?.sequence;
-        let excess = self.kv.len(sequence) - common;
-        // It was checked that the cut is possible.
-        self.kv.trim(sequence, excess).ok().map(|()| (sequence, common))
     }
 
     /// Decides who advances by how many tokens, and reserves their room.
@@ -323,9 +312,9 @@ impl Engine {
         for planned in plan {
             let active = &mut self.running[planned.index];
             // The sequence is known and its blocks were reserved, so the commit cannot fail.
-            let committed = self.kv.commit(active.sequence(), planned.count);
+            let held = self.kv.len(active.sequence()) + planned.count;
+            let committed = self.kv.commit_prefix(active.sequence(), planned.count, &active.prefix(held));
             debug_assert!(committed.is_ok(), "{committed:?}");
-            let held = self.kv.len(active.sequence());
             if !active.generating() {
                 let (done, total) = (held.min(active.prompt().len()), active.prompt().len());
                 updates.push((active.id, Update::Prefill { done, total }));
@@ -349,21 +338,13 @@ impl Engine {
         }
     }
 
-    /// Frees a sequence, or keeps it for prompts that begin like it.
+    /// Frees a sequence; what it holds is kept for prompts that begin like it.
     fn retire(&mut self, active: Active) {
         let sequence = active.sequence();
-        if self.options.keep_finished == 0 || active.failed() {
+        if active.failed() {
             self.kv.remove(sequence);
-            return;
-        }
-        let held = self.kv.len(sequence);
-        let mut tokens = active.tokens;
-        tokens.truncate(held);
-        self.kept.push_back(Kept { sequence, tokens, long_context: active.long_context });
-        while self.kept.len() > self.options.keep_finished {
-            if let Some(oldest) = self.kept.pop_front() {
-                self.kv.remove(oldest.sequence);
-            }
+        } else {
+            self.kv.leave_prefix(sequence, &active.prefix(self.kv.len(sequence)));
         }
     }
 }

@@ -8,6 +8,9 @@ use crate::sample::{LogitsProcessor, ParamError, ProcessorParams, SampleError, S
 pub struct Request {
     /// The prompt.
     pub tokens: Vec<u32>,
+    /// How many of the prompt's first tokens are a system prompt, which the prefix cache keeps longest; 0 if that
+    /// is not known.
+    pub system_tokens: usize,
     /// Most tokens to generate; `None` means until the context is full, 0 means to run the prompt only.
     pub max_tokens: Option<usize>,
     /// Temperature and filters of the built-in sampler.

@@ -20,7 +20,9 @@ pub struct FileError {
 }
 
 impl FileError {
-    pub(crate) fn new(file: &Arc<Path>, problem: impl Into<Problem>) -> Self {
+    /// The error that `file` has a problem.
+    #[must_use]
+    pub fn new(file: &Arc<Path>, problem: impl Into<Problem>) -> Self {
         Self { file: Arc::clone(file), problem: problem.into() }
     }
 
@@ -36,6 +38,8 @@ impl FileError {
 pub enum Problem {
     #[error("cannot be read: {0}")]
     Io(#[from] io::Error),
+    #[error("cannot be written: {0}")]
+    Write(io::Error),
     #[error("is not a regular file")]
     NotAFile,
     #[error(

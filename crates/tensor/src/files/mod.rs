@@ -15,6 +15,7 @@ mod error;
 pub mod gguf;
 pub mod safetensors;
 mod tensor;
+mod write;
 
 pub use bytes::Bytes;
 pub use dtype::DType;
@@ -23,6 +24,7 @@ pub use gguf::GgufFile;
 pub use safetensors::SafetensorsFile;
 pub use tensor::FileTensor;
 pub(crate) use tensor::widen;
+pub use write::{TensorHead, write_safetensors};
 
 /// The longest tensor name that is accepted, in bytes. Real names have less than a hundred.
 pub const TENSOR_NAME_BYTES_MAX: usize = 1024;

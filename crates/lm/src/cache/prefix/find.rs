@@ -1,0 +1,92 @@
+//! Looking for the longest prefix.
+
+use super::{BLOCK, PrefixCache, SegmentId, Tables, common, reusable};
+use crate::cache::spec::LayerGroup;
+
+/// What the tree has of a prompt.
+#[derive(Debug)]
+pub(in crate::cache) struct Found {
+    /// Tokens, at least 1.
+    pub(in crate::cache) len: usize,
+    /// The blocks that the next query sees, and those after them.
+    pub(in crate::cache) tables: Tables,
+    /// The segments that they are from.
+    path: Vec<SegmentId>,
+}
+
+impl PrefixCache {
+    /// The longest prefix of `tokens` up to `limit` from which every group can go on, within a root. A block of
+    /// which only the first tokens agree is found too: whoever writes to it copies it first.
+    pub(in crate::cache) fn find(
+        &self,
+        root: u64,
+        tokens: &[u32],
+        limit: usize,
+        groups: &[LayerGroup],
+    ) -> Option<Found> {
+        let (path, blocks, agreeing) = self.walk(root, tokens);
+        let mut tables: Tables = vec![Vec::with_capacity(blocks.len()); groups.len()];
+        for &(segment, index) in &blocks {
+            for (group, table) in tables.iter_mut().enumerate() {
+                let block = self.get(segment).and_then(|s| s.groups.get(group)?.get(index)?.clone());
+                table.push(block);
+            }
+        }
+        let mut len = agreeing.min(limit);
+        loop {
+            let each = groups.iter().zip(&tables).map(|(group, table)| reusable(group, table, len));
+            // What suits one group may not suit another.
+            match each.min().unwrap_or(0) {
+                0 => return None,
+                least if least == len => break,
+                least => len = least,
+            }
+        }
+        for (group, table) in groups.iter().zip(&mut tables) {
+            table.truncate(len.div_ceil(BLOCK));
+            table[group.policy.unseen_blocks(len)].fill(None);
+        }
+        let last = blocks.get(len.div_ceil(BLOCK) - 1).map(|&(segment, _)| segment);
+        let depth = path.iter().position(|&id| Some(id) == last).map_or(0, |index| index + 1);
+        Some(Found { len, tables, path: path[..depth].to_vec() })
+    }
+
+    /// Counts a lookup, and marks what was found as used.
+    pub(in crate::cache) fn touch(&mut self, found: Option<&Found>) {
+        self.stats.lookups += 1;
+        let Some(found) = found else { return };
+        self.stats.hits += 1;
+        self.stats.tokens_reused += found.len as u64;
+        self.clock += 1;
+        for &id in &found.path {
+            if let Some(segment) = self.segments[id].as_mut() {
+                segment.used = self.clock;
+            }
+        }
+    }
+
+    /// The segments along `tokens`, their blocks, and how many tokens agree.
+    fn walk(&self, root: u64, tokens: &[u32]) -> (Vec<SegmentId>, Vec<(SegmentId, usize)>, usize) {
+        let (mut path, mut blocks, mut position) = (Vec::new(), Vec::new(), 0);
+        let mut parent = None;
+        loop {
+            let rest = &tokens[position..];
+            let agreement = |&&id: &&SegmentId| self.get(id).map_or(0, |s| common(s.block(0), rest).0);
+            let Some(&child) = self.children(root, parent).iter().max_by_key(agreement) else { break };
+            let Some(segment) = self.get(child).filter(|_| agreement(&&child) > 0) else { break };
+            path.push(child);
+            for (index, block) in segment.tokens.chunks(BLOCK).enumerate() {
+                let (agreeing, _) = common(block, &tokens[position..]);
+                if agreeing > 0 {
+                    blocks.push((child, index));
+                    position += agreeing;
+                }
+                if agreeing < BLOCK {
+                    return (path, blocks, position);
+                }
+            }
+            parent = Some(child);
+        }
+        (path, blocks, position)
+    }
+}

@@ -1,0 +1,98 @@
+//! Prefixes in the store: sequences leave their blocks behind, and begin with those of others.
+
+use super::block::BLOCK;
+use super::prefix::{PrefixCache, PrefixCacheOptions, PrefixStats, PrefixTokens};
+use super::spec::LayerGroup;
+use super::store::{KvError, KvStore, SequenceId};
+use std::sync::Arc;
+
+impl KvStore {
+    /// The same store, which keeps what sequences leave behind, as far as `options` and the budget allow.
+    #[must_use]
+    pub fn with_prefixes(mut self, options: PrefixCacheOptions) -> Self {
+        self.prefixes = Some(PrefixCache::new(options));
+        self
+    }
+
+    /// What the prefix cache holds and has done; all zero without one.
+    #[must_use]
+    pub fn prefix_stats(&self) -> PrefixStats {
+        self.prefixes.as_ref().map(PrefixCache::stats).unwrap_or_default()
+    }
+
+    /// Forgets all stored prefixes.
+    pub fn clear_prefixes(&mut self) {
+        self.prefixes.iter_mut().for_each(PrefixCache::clear);
+    }
+
+    /// As [`KvStore::commit`]; before blocks that no later query sees are dropped, the whole blocks are stored
+    /// as a prefix. `entry` has all tokens of the sequence, the new ones included.
+    ///
+    /// # Errors
+    /// [`KvError::UnknownSequence`].
+    pub fn commit_prefix(
+        &mut self,
+        id: SequenceId,
+        tokens: usize,
+        entry: &PrefixTokens<'_>,
+    ) -> Result<(), KvError> {
+        let before = self.get(id)?.len;
+        self.get_mut(id)?.len += tokens;
+        if before / BLOCK < (before + tokens) / BLOCK {
+            self.store_prefix(id, entry, false);
+        }
+        self.drop_unseen(id)
+    }
+
+    /// Ends a sequence: what it holds, a partial last block included, is stored as a prefix.
+    pub fn leave_prefix(&mut self, id: SequenceId, entry: &PrefixTokens<'_>) {
+        self.store_prefix(id, entry, true);
+        self.remove(id);
+    }
+
+    fn store_prefix(&mut self, id: SequenceId, entry: &PrefixTokens<'_>, tail: bool) {
+        let Some(prefixes) = self.prefixes.as_mut() else { return };
+        let Some(sequence) = self.sequences.iter().find(|s| s.id == id) else { return };
+        debug_assert_eq!(sequence.len, entry.tokens.len(), "the tokens of the sequence");
+        // Where a file lacked positions, blocks are not what their tokens say.
+        if sequence.gaps.iter().all(|&gap| gap == 0) {
+            prefixes.insert(entry, &sequence.tables, tail);
+        }
+    }
+
+    /// How many of the first `limit` tokens are stored, so that a sequence could begin with them.
+    #[must_use]
+    pub fn stored_prefix(&self, root: u64, tokens: &[u32], limit: usize) -> usize {
+        let prefixes = self.prefixes.as_ref();
+        prefixes.and_then(|p| p.find(root, tokens, limit, &self.spec.groups)).map_or(0, |found| found.len)
+    }
+
+    /// Starts a sequence with the longest stored prefix of `tokens`, at most `limit` long. Returns it and its
+    /// length, or `None` if not even the first token is stored. Nothing is copied until the sequence writes.
+    pub fn add_prefix(&mut self, root: u64, tokens: &[u32], limit: usize) -> Option<(SequenceId, usize)> {
+        let prefixes = self.prefixes.as_mut()?;
+        let found = prefixes.find(root, tokens, limit, &self.spec.groups);
+        prefixes.touch(found.as_ref());
+        let found = found?;
+        let gaps = vec![0; self.spec.groups.len()];
+        Some((self.push(found.len, found.tables, gaps), found.len))
+    }
+
+    /// Drops stored prefixes until the sequence has room for `tokens` more, as far as that is possible.
+    pub(super) fn make_room(&mut self, id: SequenceId, tokens: usize) -> Result<(), KvError> {
+        if self.prefixes.is_none() {
+            return Ok(());
+        }
+        let sequence = self.get(id)?;
+        let (first, last) = (sequence.len / BLOCK, (sequence.len + tokens).div_ceil(BLOCK));
+        let needed = |(group, table): (&LayerGroup, &Vec<Option<Arc<_>>>)| {
+            let own = |index: usize| matches!(table.get(index), Some(Some(b)) if Arc::strong_count(b) == 1);
+            group.block_bytes() * (first..last).filter(|&index| !own(index)).count()
+        };
+        let bytes = self.spec.groups.iter().zip(&sequence.tables).map(needed).sum();
+        if let Some(prefixes) = &mut self.prefixes {
+            prefixes.make_room(&self.budget, bytes);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,182 @@
+//! Keys and values in and out of the store, and sequences from one store to another.
+
+use super::block::{BLOCK, Block};
+use super::spec::KvWindow;
+use super::store::{KvError, KvStore, SequenceId};
+use super::{LayerGroup, Policy};
+use lmx_tensor::kernels::attention::{read_kv, write_kv};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The positions of a sequence whose keys and values a layer holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The first ones.
+    pub first: Range<usize>,
+    /// The last ones; they begin where `first` ends if nothing is lacking.
+    pub last: Range<usize>,
+}
+
+impl Held {
+    /// All of a sequence of `len` tokens.
+    #[must_use]
+    pub fn all(len: usize) -> Self {
+        Self { first: 0..0, last: 0..len }
+    }
+
+    /// The positions, in order.
+    pub fn positions(&self) -> impl Iterator<Item = usize> {
+        self.first.clone().chain(self.last.clone())
+    }
+
+    /// The number of positions.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.first.len() + self.last.len()
+    }
+
+    /// Whether positions between the two parts are lacking.
+    #[must_use]
+    pub fn has_gap(&self) -> bool {
+        self.first.end < self.last.start
+    }
+}
+
+impl KvStore {
+    /// Which positions the layers of `group` hold of a sequence. Of a window's first positions those that it
+    /// keeps are named only, once others were dropped.
+    ///
+    /// # Errors
+    /// [`KvError::UnknownSequence`].
+    pub fn held(&self, id: SequenceId, group: usize) -> Result<Held, KvError> {
+        let sequence = self.get(id)?;
+        let Policy::Window(window) = self.spec.groups[group].policy else {
+            return Ok(Held::all(sequence.len));
+        };
+        let kept = window.keep().div_ceil(BLOCK);
+        let dropped = sequence.tables[group].iter().skip(kept).take_while(|block| block.is_none()).count();
+        let start = if dropped == 0 { 0 } else { (kept + dropped) * BLOCK };
+        let start = start.max(sequence.gaps[group]);
+        if start == 0 {
+            return Ok(Held::all(sequence.len));
+        }
+        Ok(Held { first: 0..window.keep(), last: start..sequence.len })
+    }
+
+    /// Reads the key and value `[kv_heads][head_dim]` of one position that `layer` holds, widened. False if it
+    /// does not hold the position.
+    ///
+    /// # Errors
+    /// [`KvError::UnknownSequence`].
+    pub fn read(
+        &self,
+        id: SequenceId,
+        layer: usize,
+        position: usize,
+        k: &mut [f32],
+        v: &mut [f32],
+    ) -> Result<bool, KvError> {
+        let (group, place) = self.spec.layers[layer];
+        let shape = self.spec.groups[group].shape;
+        let block = self.get(id)?.tables[group].get(position / BLOCK).and_then(Option::as_ref);
+        if let Some(block) = block {
+            read_kv(&shape, block.slab(place, shape.bytes()), position % BLOCK, k, v);
+        }
+        Ok(block.is_some())
+    }
+
+    /// Starts a sequence of `len` tokens which, for each group, holds the given positions, all zero until
+    /// [`KvStore::put`] fills them.
+    ///
+    /// # Errors
+    /// [`KvError::OutOfMemory`], [`KvError::Lacking`] if a group would not hold all that the next query sees.
+    pub fn add_holding(&mut self, len: usize, held: &[Held]) -> Result<SequenceId, KvError> {
+        let mut tables = Vec::with_capacity(held.len());
+        let mut gaps = Vec::with_capacity(held.len());
+        for (group, held) in self.spec.groups.iter().zip(held) {
+            check_held(group, len, held)?;
+            let mut table = vec![None; len.div_ceil(BLOCK)];
+            for range in [&held.first, &held.last] {
+                for slot in &mut table[range.start / BLOCK..range.end.div_ceil(BLOCK)] {
+                    if slot.is_none() {
+                        let bytes = group.block_bytes();
+                        let (used, limit) = (self.budget.used(), self.budget.limit());
+                        let block = Block::new(bytes, &self.budget);
+                        let block = block.ok_or(KvError::OutOfMemory { used, limit, needed: bytes })?;
+                        *slot = Some(Arc::new(block));
+                    }
+                }
+            }
+            tables.push(table);
+            gaps.push(if held.has_gap() { held.last.start } else { 0 });
+        }
+        Ok(self.push(len, tables, gaps))
+    }
+
+    /// Stores the key and value `[kv_heads][head_dim]` of one position of a sequence that
+    /// [`KvStore::add_holding`] started and that nothing else shares.
+    ///
+    /// # Errors
+    /// [`KvError::UnknownSequence`].
+    pub fn put(
+        &mut self,
+        id: SequenceId,
+        layer: usize,
+        position: usize,
+        k: &[f32],
+        v: &[f32],
+    ) -> Result<(), KvError> {
+        let (group, place) = self.spec.layers[layer];
+        let shape = self.spec.groups[group].shape;
+        let block = self.get_mut(id)?.tables[group].get_mut(position / BLOCK).and_then(Option::as_mut);
+        let block = block.and_then(Arc::get_mut);
+        debug_assert!(block.is_some(), "position {position} is not held, or is shared");
+        if let Some(block) = block {
+            write_kv(&shape, block.slab_mut(place, shape.bytes()), position % BLOCK, k, v);
+        }
+        Ok(())
+    }
+
+    /// A fork of a sequence in another store, with which it shares its blocks; they stay counted against this
+    /// store's budget.
+    ///
+    /// # Errors
+    /// [`KvError::OtherSpec`] if the other store keeps something else, [`KvError::UnknownSequence`].
+    pub fn fork_into(&self, id: SequenceId, other: &mut Self) -> Result<SequenceId, KvError> {
+        if self.spec != other.spec {
+            let (found, expected) = (self.spec.to_string(), other.spec.to_string());
+            return Err(KvError::OtherSpec { found, expected });
+        }
+        let sequence = self.get(id)?;
+        Ok(other.push(sequence.len, sequence.tables.clone(), sequence.gaps.clone()))
+    }
+
+    /// Bytes of the blocks that a sequence holds, shared ones included.
+    #[must_use]
+    pub fn bytes_of(&self, id: SequenceId) -> usize {
+        let blocks =
+            |s: &super::store::Sequence| s.tables.iter().flatten().flatten().map(|b| b.bytes()).sum();
+        self.get(id).map_or(0, blocks)
+    }
+}
+
+/// That `held` is what a sequence of `len` tokens may consist of.
+fn check_held(group: &LayerGroup, len: usize, held: &Held) -> Result<(), KvError> {
+    let ordered =
+        held.first.start == 0 && held.first.end <= held.last.start && held.last.start <= held.last.end;
+    let seen = match group.policy {
+        Policy::Full => !held.has_gap(),
+        Policy::Window(window) => !held.has_gap() || sees_only(window, len, held),
+    };
+    if ordered && held.last.end == len && seen {
+        return Ok(());
+    }
+    let (first, last) = (held.first.end, held.last.start);
+    Err(KvError::Lacking { len, first, last })
+}
+
+/// Whether the query at `len` sees nothing between the two parts.
+fn sees_only(window: KvWindow, len: usize, held: &Held) -> bool {
+    held.first.end == window.keep()
+        && held.last.start <= (len + 1).saturating_sub(window.size() - window.keep())
+}
