@@ -56,6 +56,8 @@ fn elementwise_kernels_agree_on_all_levels() {
         same_everywhere("geglu_tanh", run(geglu_tanh));
         let sums = same_everywhere("add", run(add));
         assert!(sums.iter().zip(a.iter().zip(&b)).all(|(s, (a, b))| s.is_nan() || *s == a + b));
+        let products = same_everywhere("multiply", run(multiply));
+        assert!(products.iter().zip(a.iter().zip(&b)).all(|(p, (a, b))| p.is_nan() || *p == a * b));
         same_everywhere("scale", |exec| {
             let mut x = a.clone();
             scale(exec, &mut x, 0.3);
@@ -225,6 +227,42 @@ fn log_softmax_is_accurate_and_the_same_everywhere() {
                 out
             });
             assert!(got.iter().all(|v| v.is_nan()), "{bad} among {len}");
+        }
+    }
+}
+
+#[test]
+fn convolutions_are_the_same_everywhere_and_however_the_rows_are_cut() {
+    for (width, taps, rows) in [(1, 1, 5), (7, 2, 4), (64, 3, 9), (33, 4, 1), (130, 3, 140)] {
+        let mut random = Random::new((width * taps) as u64);
+        let (x, bias) = (random.vector(rows * width, 2.0), random.vector(width, 1.0));
+        let (weight, history) = (random.vector(taps * width, 1.0), random.vector((taps - 1) * width, 2.0));
+        let whole = same_everywhere("causal_conv", |exec| {
+            let mut out = vec![9.0; x.len()];
+            causal_conv(exec, &x, &history, &weight, &bias, &mut out);
+            out
+        });
+        let input: Vec<f32> = history.iter().chain(&x).copied().collect();
+        let exact = |i: usize| {
+            let (row, c) = (i / width, i % width);
+            let taps =
+                (0..taps).map(|t| f64::from(weight[t * width + c]) * f64::from(input[(row + t) * width + c]));
+            f64::from(bias[c]) + taps.sum::<f64>()
+        };
+        let exact: Vec<f64> = (0..x.len()).map(exact).collect();
+        assert!(relative_error(&whole, &exact) < 1e-6, "{width} {taps} {rows}");
+        let exec = Exec::new(Isa::best(), 1);
+        for row in 0..rows {
+            let (at, mut out) = (row * width, vec![9.0; width]);
+            causal_conv(
+                &exec,
+                &x[at..at + width],
+                &input[at..][..(taps - 1) * width],
+                &weight,
+                &bias,
+                &mut out,
+            );
+            assert_eq!(out, whole[at..at + width], "row {row}");
         }
     }
 }

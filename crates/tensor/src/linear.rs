@@ -156,6 +156,42 @@ impl Linear {
         Ok(Self { weight, bias: None, format: dtype.name().to_owned() })
     }
 
+    /// Builds a matrix from matrix `index` of a stack of `count` transposed ones, `[count, cols, columns.stored()]`:
+    /// its rows are the given columns. Floats only, which are copied, and whose pages are given back.
+    ///
+    /// # Errors
+    /// Another shape or type, with the tensor's name and file.
+    ///
+    /// # Panics
+    /// If `index` is not below `count`.
+    pub fn from_transposed(
+        tensor: &FileTensor,
+        index: usize,
+        count: usize,
+        columns: &Rows,
+        cols: usize,
+    ) -> Result<Self, FileError> {
+        assert!(index < count, "matrix {index} of {count}");
+        tensor.expect_shape(&[count, cols, columns.stored()])?;
+        check_size(tensor, columns, cols)?;
+        let dtype = tensor.dtype();
+        let ty = float_type(dtype).ok_or_else(|| {
+            tensor.error(TensorProblem::DType { found: dtype, allowed: "F32, F16 or BF16 where transposed" })
+        })?;
+        let (stored, size) = (columns.stored(), tensor.data().len() / (count * cols * columns.stored()));
+        let range = index * cols * stored * size..(index + 1) * cols * stored * size;
+        let matrix = &tensor.data()[range.clone()];
+        let mut data = Vec::with_capacity(columns.count() * cols * size);
+        for row in 0..columns.count() {
+            let column = columns.source(row) * size;
+            matrix.chunks_exact(stored * size).for_each(|of| data.extend(&of[column..column + size]));
+        }
+        tensor.data().release(range);
+        let (data, scales) = (Bytes::from(data), Bytes::from(Vec::new()));
+        let dense = Dense { data, scales, ty, rows: columns.count(), cols };
+        Ok(Self { weight: Weight::Dense(dense), bias: None, format: dtype.name().to_owned() })
+    }
+
     /// Builds a matrix from MLX's tensors of a quantized layer of shape `[rows.stored(), cols]`. Mode, bits and
     /// group follow from the tensors; if the configuration `declared` them for this layer they must agree.
     ///

@@ -34,6 +34,14 @@ pub fn add(exec: &Exec, a: &[f32], b: &[f32], out: &mut [f32]) {
     binary(exec, a, b, out, plus);
 }
 
+/// out = a * b.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn multiply(exec: &Exec, a: &[f32], b: &[f32], out: &mut [f32]) {
+    binary(exec, a, b, out, times);
+}
+
 /// x *= factor.
 pub fn scale(exec: &Exec, x: &mut [f32], factor: f32) {
     unary(exec, x, factor, times);

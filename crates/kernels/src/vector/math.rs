@@ -61,6 +61,13 @@ pub fn silu(x: f32) -> f32 {
     x / (1.0 + exp(-x))
 }
 
+/// 1 / (1 + e^-x).
+#[must_use]
+#[inline(always)]
+pub fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
 /// The tanh form of GELU: x/2 * (1 + tanh(u)), u = sqrt(2/pi) * (x + 0.044715 x^3), written as x * sigmoid(2u).
 #[must_use]
 #[inline(always)]

@@ -94,6 +94,25 @@ impl FileTensor {
         Err(self.error(TensorProblem::Shape { expected: expected.to_vec(), found: self.shape.clone() }))
     }
 
+    /// The `count` matrices of a stack `[count, rows, columns]` below one another: `[count * rows, columns]`.
+    ///
+    /// # Errors
+    /// Another shape.
+    pub fn stacked(mut self, count: usize) -> Result<Self, FileError> {
+        if let &[stack, rows, columns] = self.shape.as_slice()
+            && stack == count
+        {
+            // All dimensions together fit, so two of them do.
+            self.shape = vec![count * rows, columns];
+            return Ok(self);
+        }
+        Err(self.error(TensorProblem::Value {
+            what: "its shape",
+            found: format!("{:?}", self.shape),
+            allowed: format!("a stack of {count} matrices"),
+        }))
+    }
+
     /// The elements of an F32, F16 or BF16 tensor, widened.
     ///
     /// # Errors

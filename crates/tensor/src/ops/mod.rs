@@ -4,12 +4,17 @@
 //! with the batch.
 
 mod attention;
+mod conv;
 mod linear;
 mod row;
 
 pub use attention::attention;
+pub use conv::{Conv, causal_conv};
 pub use linear::{embed, linear, linears, read_ahead};
-pub use row::{Gate, Norm, Rope, add, gated, rms_norm, rms_norm_heads, rope, select_rows, softcap};
+pub use row::{
+    Gate, Norm, Rope, add, add_rows, gated, multiply, rms_norm, rms_norm_heads, rope, scale_features,
+    scale_rows, select_rows, softcap,
+};
 
 /// An op was called with shapes that do not fit: a bug of the caller, or a checkpoint that lies about itself.
 #[derive(Debug, thiserror::Error)]

@@ -116,6 +116,63 @@ pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor, OpError> {
     Ok(out)
 }
 
+/// `a * b`, element by element.
+///
+/// # Errors
+/// [`OpError`] if the shapes differ.
+pub fn multiply(a: &Tensor, b: &Tensor) -> Result<Tensor, OpError> {
+    same_shape("multiply", a, b)?;
+    let mut out = Tensor::undefined(a.device(), a.rows(), a.cols());
+    vector::multiply(a.device().exec(), a.data(), b.data(), out.data_mut());
+    Ok(out)
+}
+
+/// Multiplies each row with its factor, in place.
+///
+/// # Errors
+/// [`OpError`] unless there is one factor per row.
+pub fn scale_rows(x: &mut Tensor, factors: &[f32]) -> Result<(), OpError> {
+    OpError::unless(x.rows() == factors.len(), "scale_rows", || {
+        format!("{} rows, {} factors", x.rows(), factors.len())
+    })?;
+    let (device, cols) = (x.device().clone(), x.cols().max(1));
+    for (row, &factor) in x.data_mut().chunks_exact_mut(cols).zip(factors) {
+        vector::scale(device.exec(), row, factor);
+    }
+    Ok(())
+}
+
+/// Multiplies each feature of all rows with its factor, in place.
+///
+/// # Errors
+/// [`OpError`] unless there is one factor per feature.
+pub fn scale_features(x: &mut Tensor, factors: &[f32]) -> Result<(), OpError> {
+    OpError::unless(x.cols() == factors.len(), "scale_features", || {
+        format!("{} features, {} factors", x.cols(), factors.len())
+    })?;
+    for row in x.data_mut().chunks_exact_mut(factors.len().max(1)) {
+        row.iter_mut().zip(factors).for_each(|(x, factor)| *x *= factor);
+    }
+    Ok(())
+}
+
+/// `x[rows[i]] += y[i]`, in place.
+///
+/// # Errors
+/// [`OpError`] if the widths differ, `y` has not `rows.len()` rows, or a row is past the end of `x`.
+pub fn add_rows(x: &mut Tensor, rows: &[usize], y: &Tensor) -> Result<(), OpError> {
+    let fits = x.cols() == y.cols() && y.rows() == rows.len() && rows.iter().all(|&row| row < x.rows());
+    OpError::unless(fits, "add_rows", || {
+        format!("{}x{} to {} rows of {}x{}", y.rows(), y.cols(), rows.len(), x.rows(), x.cols())
+    })?;
+    let cols = x.cols().max(1);
+    for (from, &row) in y.data().chunks_exact(cols).zip(rows) {
+        let to = &mut x.data_mut()[row * cols..(row + 1) * cols];
+        to.iter_mut().zip(from).for_each(|(x, y)| *x += y);
+    }
+    Ok(())
+}
+
 /// `cap * tanh(x / cap)`, in place.
 pub fn softcap(x: &mut Tensor, cap: f32) {
     let device = x.device().clone();
