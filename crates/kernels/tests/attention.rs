@@ -46,14 +46,23 @@ impl Data {
 
     /// Whether a query at `position` sees position `p`.
     fn sees(&self, position: usize, p: usize) -> bool {
-        p <= position && self.shape.window.is_none_or(|w| p < w.keep || p + w.size - w.keep > position)
+        let left = match self.shape.window {
+            None => true,
+            Some(Window::Last { size, keep }) => p < keep || p + size - keep > position,
+            Some(Window::Chunk(size)) => p / size == position / size,
+        };
+        p <= position && left
     }
 
     /// The blocks that queries from `first` on may read; the others are dropped.
     fn blocks(&self, first: usize) -> Vec<Option<&[u8]>> {
         let needed = |block: usize| {
             let end = ((block + 1) * BLOCK).min(first + 1);
-            self.shape.window.is_none_or(|w| block * BLOCK < w.keep || end + w.size - w.keep > first + 1)
+            match self.shape.window {
+                None => true,
+                Some(Window::Last { size, keep }) => block * BLOCK < keep || end + size - keep > first + 1,
+                Some(Window::Chunk(size)) => end > first - first % size,
+            }
         };
         self.slabs.iter().enumerate().map(|(i, slab)| needed(i).then_some(slab.as_slice())).collect()
     }
@@ -114,9 +123,10 @@ fn shape(ty: KvType, heads: usize, kv_heads: usize, head_dim: usize) -> Attentio
     }
 }
 
-/// Shapes with every head grouping, odd dimensions, windows with and without sinks, and softcaps.
+/// Shapes with every head grouping, odd dimensions, windows with and without sinks, chunks, and softcaps.
 fn cases() -> Vec<(AttentionShape, usize)> {
-    let window = |size, keep| Some(Window { size, keep });
+    let window = |size, keep| Some(Window::Last { size, keep });
+    let chunk = |size| Some(Window::Chunk(size));
     let with = |base, window, softcap| AttentionShape { window, softcap, ..base };
     vec![
         (shape(KvType::F16, 9, 3, 64), 70),
@@ -129,6 +139,10 @@ fn cases() -> Vec<(AttentionShape, usize)> {
         (with(shape(KvType::F16, 7, 1, 96), window(40, 36), None), 130),
         (with(shape(KvType::F32, 8, 1, 128), window(300, 40), None), 340),
         (with(shape(KvType::Bf16, 4, 1, 256), window(512, 0), Some(50.0)), 45),
+        (with(shape(KvType::F16, 6, 2, 32), chunk(1), None), 40),
+        (with(shape(KvType::F32, 4, 2, 20), chunk(24), Some(5.0)), 130),
+        (with(shape(KvType::Bf16, 5, 1, 64), chunk(96), None), 300),
+        (with(shape(KvType::F16, 8, 2, 40), chunk(270), None), 600),
         (shape(KvType::F32, 14, 2, 32), 540),
         (shape(KvType::F16, 16, 1, 18), 50),
     ]
@@ -168,7 +182,8 @@ fn chunks_do_not_change_a_bit() {
 
 #[test]
 fn a_batch_does_not_change_a_bit() {
-    let shape = AttentionShape { window: Some(Window { size: 64, keep: 5 }), ..shape(KvType::F16, 6, 2, 40) };
+    let shape =
+        AttentionShape { window: Some(Window::Last { size: 64, keep: 5 }), ..shape(KvType::F16, 6, 2, 40) };
     let data: Vec<Data> = [1, 300, 40, 95].iter().map(|&len| Data::random(shape, len, len as u64)).collect();
     // The last `count` queries of each, in one call, with a gap of one row that must stay as it is.
     let counts = [1, 1, 9, 33];

@@ -117,9 +117,14 @@ impl Architecture {
             let window = match cached.policy {
                 Policy::Full => None,
                 Policy::Window(window) => Some(window.size()),
+                Policy::Chunk(size) => Some(size.get()),
             };
             LayerInfo {
-                kind: if window.is_some() { "window" } else { "full" },
+                kind: match cached.policy {
+                    Policy::Full => "full",
+                    Policy::Window(_) => "window",
+                    Policy::Chunk(_) => "chunk",
+                },
                 window,
                 kv_heads: cached.kv_heads,
                 head_dim: cached.head_dim,

@@ -3,14 +3,29 @@
 use super::BLOCK;
 use std::ops::Range;
 
-/// A sliding window with sink tokens: a query at p sees the positions below `keep` and the last
-/// `size - keep`, itself included.
+/// What is left to a query of the positions up to its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
-    /// Positions seen in all; greater than `keep`.
-    pub size: usize,
-    /// First positions of the sequence that are always seen.
-    pub keep: usize,
+pub enum Window {
+    /// A sliding window with sink tokens: a query at p sees the positions below `keep` and the last
+    /// `size - keep`, itself included.
+    Last {
+        /// Positions seen in all; greater than `keep`.
+        size: usize,
+        /// First positions of the sequence that are always seen.
+        keep: usize,
+    },
+    /// Chunks of so many positions, at least 1, from the sequence's start on: a query sees those of its own chunk.
+    Chunk(usize),
+}
+
+impl Window {
+    /// Whether every query sees at least itself.
+    pub(super) fn is_sound(self) -> bool {
+        match self {
+            Self::Last { size, keep } => keep < size,
+            Self::Chunk(size) => size > 0,
+        }
+    }
 }
 
 /// The positions that one query sees: `0..keep` and `recent..end`.
@@ -26,7 +41,10 @@ impl Visible {
         let end = position + 1;
         match window {
             None => Self { keep: 0, recent: 0, end },
-            Some(w) => Self { keep: w.keep.min(end), recent: end.saturating_sub(w.size - w.keep), end },
+            Some(Window::Last { size, keep }) => {
+                Self { keep: keep.min(end), recent: end.saturating_sub(size - keep), end }
+            }
+            Some(Window::Chunk(size)) => Self { keep: 0, recent: position - position % size, end },
         }
     }
 
@@ -62,13 +80,18 @@ mod tests {
 
     #[test]
     fn masks_follow_the_definition() {
-        let windows = [None, Some((1, 0)), Some((5, 0)), Some((33, 0)), Some((40, 4)), Some((100, 40))];
-        for window in windows.map(|w| w.map(|(size, keep)| Window { size, keep })) {
+        let last = [(1, 0), (5, 0), (33, 0), (40, 4), (100, 40)];
+        let last = last.map(|(size, keep)| Some(Window::Last { size, keep }));
+        let chunks = [1, 5, 32, 40, 100].map(|size| Some(Window::Chunk(size)));
+        for window in last.into_iter().chain(chunks).chain([None]) {
             for position in 0..150 {
                 let visible = Visible::new(window, position);
-                let sees = |p: usize| {
-                    p <= position && window.is_none_or(|w| p < w.keep || p + w.size - w.keep > position)
+                let left = |p: usize| match window {
+                    None => true,
+                    Some(Window::Last { size, keep }) => p < keep || p + size - keep > position,
+                    Some(Window::Chunk(size)) => p / size == position / size,
                 };
+                let sees = |p: usize| p <= position && left(p);
                 for block in 0..6 {
                     let mask = visible.mask(block);
                     for t in 0..BLOCK {

@@ -32,24 +32,45 @@ impl BlockBudget {
     }
 }
 
+/// A share of a budget, given back when dropped.
+#[derive(Debug)]
+pub(super) struct Reserved {
+    bytes: usize,
+    budget: Arc<BlockBudget>,
+}
+
+impl Reserved {
+    /// `bytes` of the budget, or `None` if it does not have them.
+    pub(super) fn new(bytes: usize, budget: &Arc<BlockBudget>) -> Option<Self> {
+        let within = |used: usize| used.checked_add(bytes).filter(|&sum| sum <= budget.limit);
+        budget.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).ok()?;
+        Some(Self { bytes, budget: Arc::clone(budget) })
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
 /// The keys and values of [`BLOCK`] consecutive positions in all layers of a group.
 #[derive(Debug)]
 pub(super) struct Block {
     data: AlignedBytes,
-    budget: Arc<BlockBudget>,
+    reserved: Reserved,
 }
 
 impl Block {
     /// A zeroed block of `bytes`, or `None` if the budget does not allow it.
     pub(super) fn new(bytes: usize, budget: &Arc<BlockBudget>) -> Option<Self> {
-        let within = |used: usize| used.checked_add(bytes).filter(|&sum| sum <= budget.limit);
-        budget.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).ok()?;
-        Some(Self { data: AlignedBytes::zeroed(bytes), budget: Arc::clone(budget) })
+        let reserved = Reserved::new(bytes, budget)?;
+        Some(Self { data: AlignedBytes::zeroed(bytes), reserved })
     }
 
     /// A copy, counted like any other block.
     pub(super) fn copy(&self) -> Option<Self> {
-        let mut copy = Self::new(self.data.len(), &self.budget)?;
+        let mut copy = Self::new(self.data.len(), &self.reserved.budget)?;
         copy.data.copy_from_slice(&self.data);
         Some(copy)
     }
@@ -66,11 +87,5 @@ impl Block {
 
     pub(super) fn slab_mut(&mut self, layer: usize, bytes: usize) -> &mut [u8] {
         &mut self.data[layer * bytes..(layer + 1) * bytes]
-    }
-}
-
-impl Drop for Block {
-    fn drop(&mut self) {
-        self.budget.used.fetch_sub(self.data.len(), Ordering::Relaxed);
     }
 }

@@ -108,6 +108,7 @@ impl fmt::Display for Policy {
         match self {
             Self::Full => f.write_str("full"),
             Self::Window(window) => window.fmt(f),
+            Self::Chunk(size) => write!(f, "chunks of {size}"),
         }
     }
 }

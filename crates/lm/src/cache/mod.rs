@@ -5,6 +5,9 @@
 //! blocks per group, indexed by absolute block number. From that follow without copies: growth, forking (the
 //! partial last block is copied when written), trimming, ragged batches and bounded memory.
 //!
+//! Layers whose memory is a state (a convolution's last inputs) rather than keys and values have named slots of f32,
+//! of which snapshots are kept at some positions (`state.rs`).
+//!
 //! A sequence knows exactly how many tokens it holds; [`KvStore::trim`] removes exactly as many as asked for, or
 //! says which position it can return to. What sequences leave behind, others that begin like them take over
 //! ([`KvStore::with_prefixes`]).
@@ -14,6 +17,7 @@ mod census;
 mod prefix;
 mod sharing;
 mod spec;
+mod state;
 mod store;
 mod transfer;
 
@@ -21,5 +25,6 @@ pub use block::{BLOCK, BlockBudget};
 pub use census::{Census, GroupCensus};
 pub use prefix::{KindStats, PrefixCacheOptions, PrefixStats, PrefixTokens, SegmentKind};
 pub use spec::{KvSpec, KvWindow, LayerGroup, LayerKv, Policy};
+pub use state::{SNAPSHOT, StateSlot};
 pub use store::{KvError, KvStore, SequenceId};
 pub use transfer::Held;

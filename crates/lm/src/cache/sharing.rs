@@ -3,6 +3,7 @@
 use super::block::BLOCK;
 use super::prefix::{PrefixCache, PrefixCacheOptions, PrefixStats, PrefixTokens};
 use super::spec::LayerGroup;
+use super::state::States;
 use super::store::{KvError, KvStore, SequenceId};
 use std::sync::Arc;
 
@@ -37,7 +38,7 @@ impl KvStore {
         entry: &PrefixTokens<'_>,
     ) -> Result<(), KvError> {
         let before = self.get(id)?.len;
-        self.get_mut(id)?.len += tokens;
+        self.advance(id, tokens)?;
         if before / BLOCK < (before + tokens) / BLOCK {
             self.store_prefix(id, entry, false);
         }
@@ -54,8 +55,10 @@ impl KvStore {
         let Some(prefixes) = self.prefixes.as_mut() else { return };
         let Some(sequence) = self.sequences.iter().find(|s| s.id == id) else { return };
         debug_assert_eq!(sequence.len, entry.tokens.len(), "the tokens of the sequence");
-        // Where a file lacked positions, blocks are not what their tokens say.
-        if sequence.gaps.iter().all(|&gap| gap == 0) {
+        // Where a file lacked positions, blocks are not what their tokens say. Recurrent states are not stored, and
+        // without them blocks are of no use.
+        let useful = self.spec.states.is_empty();
+        if useful && sequence.gaps.iter().all(|&gap| gap == 0) {
             prefixes.insert(entry, &sequence.tables, tail);
         }
     }
@@ -75,7 +78,7 @@ impl KvStore {
         prefixes.touch(found.as_ref());
         let found = found?;
         let gaps = vec![0; self.spec.groups.len()];
-        Some((self.push(found.len, found.tables, gaps), found.len))
+        Some((self.push(found.len, found.tables, gaps, States::default()), found.len))
     }
 
     /// Drops stored prefixes until the sequence has room for `tokens` more, as far as that is possible.

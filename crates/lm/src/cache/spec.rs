@@ -1,7 +1,8 @@
 //! What a model keeps per layer: shapes and policies.
 
-use super::{BLOCK, KvError};
+use super::{BLOCK, KvError, StateSlot, state};
 use lmx_tensor::kernels::attention::{KvShape, KvType, Window};
+use std::num::NonZeroUsize;
 use std::ops::Range;
 
 /// Which positions a layer's queries may see, hence which blocks must be held.
@@ -11,6 +12,8 @@ pub enum Policy {
     Full,
     /// The first and the last ones.
     Window(KvWindow),
+    /// Those of the query's own chunk of so many positions, counted from the sequence's start.
+    Chunk(NonZeroUsize),
 }
 
 /// The positions below `keep` and the last `size - keep`, the query's own included.
@@ -55,7 +58,26 @@ impl Policy {
     pub fn window(self) -> Option<Window> {
         match self {
             Policy::Full => None,
-            Policy::Window(KvWindow { size, keep }) => Some(Window { size, keep }),
+            Policy::Window(KvWindow { size, keep }) => Some(Window::Last { size, keep }),
+            Policy::Chunk(size) => Some(Window::Chunk(size.get())),
+        }
+    }
+
+    /// The first positions of a sequence, which are never dropped.
+    pub(super) fn kept(self) -> usize {
+        match self {
+            Policy::Window(KvWindow { keep, .. }) => keep,
+            Policy::Full | Policy::Chunk(_) => 0,
+        }
+    }
+
+    /// The first position at or after `target` whose query sees nothing between the kept ones and `start`.
+    pub(super) fn first_beyond(self, start: usize, target: usize) -> usize {
+        match self {
+            Policy::Full => target,
+            Policy::Window(KvWindow { size, keep }) => target.max(start + size - keep - 1),
+            Policy::Chunk(size) if target - target % size >= start => target,
+            Policy::Chunk(size) => start.next_multiple_of(size.get()),
         }
     }
 
@@ -68,6 +90,7 @@ impl Policy {
                 let (kept, recent) = (keep.div_ceil(BLOCK), (len + 1).saturating_sub(size - keep) / BLOCK);
                 if kept < recent { kept..recent } else { 0..0 }
             }
+            Policy::Chunk(size) => 0..(len - len % size) / BLOCK,
         }
     }
 }
@@ -107,12 +130,14 @@ impl LayerGroup {
 pub struct KvSpec {
     /// The groups, in order of first appearance.
     pub groups: Vec<LayerGroup>,
-    /// For each layer of the model: its group, and its place among the group's layers.
+    /// For each layer that has keys and values: its group, and its place among the group's layers.
     pub layers: Vec<(usize, usize)>,
+    /// The slots of recurrent state, in the order of their layers.
+    pub states: Vec<StateSlot>,
 }
 
 impl KvSpec {
-    /// Groups `layers` (first to last), stored as `ty`.
+    /// Groups `layers` (first to last, those without keys and values left out), stored as `ty`.
     #[must_use]
     pub fn new(layers: &[LayerKv], ty: KvType) -> Self {
         let mut kinds: Vec<LayerKv> = Vec::new();
@@ -128,7 +153,25 @@ impl KvSpec {
             places.push((group, groups[group].layers));
             groups[group].layers += 1;
         }
-        Self { groups, layers: places }
+        Self { groups, layers: places, states: Vec::new() }
+    }
+
+    /// The same layers, and these slots of recurrent state.
+    #[must_use]
+    pub fn with_states(mut self, states: Vec<StateSlot>) -> Self {
+        self.states = states;
+        self
+    }
+
+    /// Where slot `slot` lies among the floats of a state.
+    pub(super) fn slot_range(&self, slot: usize) -> Range<usize> {
+        let start = self.states.iter().take(slot).map(|s| s.floats).sum();
+        start..start + self.states.get(slot).map_or(0, |s| s.floats)
+    }
+
+    /// Floats of the recurrent state at one position; 0 if the model has none.
+    pub(super) fn state_floats(&self) -> usize {
+        self.states.iter().map(|s| s.floats).sum()
     }
 
     /// The same layers, but each that would see every position sees what `window` leaves of them.
@@ -149,10 +192,14 @@ impl KvSpec {
         full.map(LayerGroup::block_bytes).sum::<usize>() / BLOCK
     }
 
-    /// Bytes that one sequence of `tokens` holds at rest, over all groups.
+    /// Bytes that one sequence of `tokens` holds at rest, over all groups, and its states.
     #[must_use]
     pub fn bytes_at(&self, tokens: usize) -> usize {
         let held = |g: &LayerGroup| tokens.div_ceil(BLOCK) - g.policy.unseen_blocks(tokens).len();
-        self.groups.iter().map(|g| g.block_bytes() * held(g)).sum()
+        let states = match self.state_floats() * size_of::<f32>() {
+            0 => 0,
+            bytes => bytes * state::points(0, tokens).count(),
+        };
+        self.groups.iter().map(|g| g.block_bytes() * held(g)).sum::<usize>() + states
     }
 }

@@ -3,6 +3,7 @@
 use super::block::{BLOCK, Block, BlockBudget};
 use super::prefix::{PrefixCache, Tables};
 use super::spec::{KvSpec, Policy};
+use super::state::States;
 use lmx_tensor::kernels::attention::write_kv;
 use std::sync::Arc;
 
@@ -28,8 +29,19 @@ pub enum KvError {
     Unreachable {
         /// The length asked for.
         target: usize,
-        /// The nearest length that a sequence can still return to; 0 means starting over.
+        /// The nearest length that a sequence can still return to; 0 means starting over. With recurrent state it
+        /// is before the target, and the tokens from there to the target are to be run again.
         reachable: usize,
+    },
+    /// A commit of another number of tokens than the step has left its recurrent state after.
+    #[error(
+        "the step leaves its recurrent state after {reserved} tokens, so it cannot end after {committed}"
+    )]
+    PartialStep {
+        /// The sequence's length at the end of the reserved step.
+        reserved: usize,
+        /// The length asked for.
+        committed: usize,
     },
     /// A window without room for the query's own position.
     #[error("a window of {size} positions cannot keep the first {keep}: at most {} of them", size.saturating_sub(1))]
@@ -75,6 +87,8 @@ pub(super) struct Sequence {
     /// For each group, where what it has read from a file begins, its window's first positions aside; 0 if there
     /// is no such gap. Blocks that hold a position before it are not whole.
     pub(super) gaps: Vec<usize>,
+    /// Its recurrent states, if the model has any.
+    pub(super) states: States,
 }
 
 /// All sequences' keys and values, under one budget.
@@ -116,14 +130,20 @@ impl KvStore {
     /// Starts an empty sequence.
     pub fn add(&mut self) -> SequenceId {
         let groups = self.spec.groups.len();
-        self.push(0, vec![Vec::new(); groups], vec![0; groups])
+        self.push(0, vec![Vec::new(); groups], vec![0; groups], States::default())
     }
 
-    /// Starts a sequence of `len` tokens that holds `tables`.
-    pub(super) fn push(&mut self, len: usize, tables: Tables, gaps: Vec<usize>) -> SequenceId {
+    /// Starts a sequence of `len` tokens that holds `tables` and `states`.
+    pub(super) fn push(
+        &mut self,
+        len: usize,
+        tables: Tables,
+        gaps: Vec<usize>,
+        states: States,
+    ) -> SequenceId {
         let id = SequenceId(self.next_id);
         self.next_id += 1;
-        self.sequences.push(Sequence { id, len, tables, gaps });
+        self.sequences.push(Sequence { id, len, tables, gaps, states });
         id
     }
 
@@ -132,8 +152,8 @@ impl KvStore {
     /// # Errors
     /// [`KvError::UnknownSequence`].
     pub fn fork(&mut self, of: SequenceId) -> Result<SequenceId, KvError> {
-        let Sequence { len, tables, gaps, .. } = self.get(of)?.clone();
-        Ok(self.push(len, tables, gaps))
+        let Sequence { len, tables, gaps, states, .. } = self.get(of)?.clone();
+        Ok(self.push(len, tables, gaps, states))
     }
 
     /// Forgets a sequence; its blocks are freed unless a fork shares them.
@@ -170,12 +190,12 @@ impl KvStore {
         self.make_room(id, tokens)?;
         let groups: Vec<usize> = self.spec.groups.iter().map(super::LayerGroup::block_bytes).collect();
         let budget = Arc::clone(&self.budget);
+        let floats = self.spec.state_floats();
         let sequence = self.get_mut(id)?;
         let first = sequence.len / BLOCK;
         let last = (sequence.len + tokens).div_ceil(BLOCK);
         for (table, &bytes) in sequence.tables.iter_mut().zip(&groups) {
-            let out_of_memory =
-                || KvError::OutOfMemory { used: budget.used(), limit: budget.limit(), needed: bytes };
+            let out_of_memory = || out_of_memory(&budget, bytes);
             if table.len() < last {
                 table.resize(last, None);
             }
@@ -194,11 +214,14 @@ impl KvStore {
                 }
             }
         }
+        if floats > 0 && !sequence.states.reserve(floats, sequence.len, tokens, &budget) {
+            return Err(out_of_memory(&budget, floats * size_of::<f32>()));
+        }
         Ok(())
     }
 
-    /// Stores the keys and values `k`, `v` (`[tokens][kv_heads][head_dim]`) of `layer` at the positions after
-    /// the sequence's length. The room must have been reserved.
+    /// Stores the keys and values `k`, `v` (`[tokens][kv_heads][head_dim]`) of `layer`, counted among those that
+    /// have keys and values, at the positions after the sequence's length. The room must have been reserved.
     ///
     /// # Errors
     /// [`KvError::UnknownSequence`].
@@ -235,10 +258,22 @@ impl KvStore {
     /// Counts `tokens` written tokens as held, and drops the blocks that no later query can see.
     ///
     /// # Errors
+    /// [`KvError::PartialStep`] if there is recurrent state and the step was reserved for another number of tokens,
     /// [`KvError::UnknownSequence`].
     pub fn commit(&mut self, id: SequenceId, tokens: usize) -> Result<(), KvError> {
-        self.get_mut(id)?.len += tokens;
+        self.advance(id, tokens)?;
         self.drop_unseen(id)
+    }
+
+    /// Counts `tokens` written tokens, and their states, as held.
+    pub(super) fn advance(&mut self, id: SequenceId, tokens: usize) -> Result<(), KvError> {
+        let stateful = !self.spec.states.is_empty();
+        let sequence = self.get_mut(id)?;
+        if stateful && tokens > 0 {
+            sequence.states.commit(sequence.len + tokens)?;
+        }
+        sequence.len += tokens;
+        Ok(())
     }
 
     pub(super) fn drop_unseen(&mut self, id: SequenceId) -> Result<(), KvError> {
@@ -255,20 +290,21 @@ impl KvStore {
     /// Removes the last `tokens` tokens, exactly.
     ///
     /// # Errors
-    /// [`KvError::Unreachable`] if a window has dropped tokens that the shorter sequence would need (the
-    /// sequence is left as it was), [`KvError::UnknownSequence`].
+    /// [`KvError::Unreachable`] if a window has dropped tokens that the shorter sequence would need, or its recurrent
+    /// state is not held (the sequence is left as it was), [`KvError::UnknownSequence`].
     pub fn trim(&mut self, id: SequenceId, tokens: usize) -> Result<(), KvError> {
-        let policies: Vec<Policy> = self.spec.groups.iter().map(|g| g.policy).collect();
-        let sequence = self.get_mut(id)?;
+        let sequence = self.get(id)?;
         let target = sequence.len.checked_sub(tokens);
-        let reachable = target.map_or(0, |target| sequence.reachable(&policies, target));
+        let reachable = target.map_or(0, |target| sequence.reachable(&self.spec, target));
         match target {
             Some(target) if target == reachable => {
+                let sequence = self.get_mut(id)?;
                 for (table, gap) in sequence.tables.iter_mut().zip(&mut sequence.gaps) {
                     table.truncate(target.div_ceil(BLOCK));
                     // Below its gap a sequence is whole again.
                     *gap = if *gap > target { 0 } else { *gap };
                 }
+                sequence.states.truncate(target);
                 sequence.len = target;
                 Ok(())
             }
@@ -279,37 +315,89 @@ impl KvStore {
     /// Whether the sequence can be trimmed to `target` tokens.
     #[must_use]
     pub fn can_trim_to(&self, id: SequenceId, target: usize) -> bool {
-        let policies: Vec<Policy> = self.spec.groups.iter().map(|g| g.policy).collect();
-        self.get(id).is_ok_and(|s| target <= s.len && s.reachable(&policies, target) == target)
+        self.get(id).is_ok_and(|s| target <= s.len && s.reachable(&self.spec, target) == target)
+    }
+
+    /// The greatest length of at most `target` to which the sequence can be trimmed; the tokens from there to
+    /// `target` are to be run again. 0 if it is unknown.
+    #[must_use]
+    pub fn resume_point(&self, id: SequenceId, target: usize) -> usize {
+        self.get(id).map_or(0, |s| s.resume_point(&self.spec, target.min(s.len)))
     }
 }
 
+fn out_of_memory(budget: &BlockBudget, needed: usize) -> KvError {
+    KvError::OutOfMemory { used: budget.used(), limit: budget.limit(), needed }
+}
+
 impl Sequence {
-    /// The nearest length at or after `target` from which it can go on: its next query must find all it may see.
-    /// Starting over is always possible.
-    fn reachable(&self, policies: &[Policy], target: usize) -> usize {
-        let held = |((table, &gap), &policy): ((&Vec<_>, &usize), &Policy), target: usize| {
-            let Some(window) = policy.window() else { return target };
-            let kept = window.keep.div_ceil(BLOCK);
-            let dropped = table.iter().skip(kept).take_while(|b| Option::is_none(b)).count();
-            // Either nothing behind the target is lacking, or the query at position p, which sees the positions
-            // from p + 1 - (size - keep) on, begins behind what is.
-            let lacking = if dropped == 0 { gap } else { gap.max((kept + dropped) * BLOCK) };
-            let first = if gap == 0 { kept * BLOCK } else { window.keep };
-            if lacking == 0 || target <= first {
-                return target;
-            }
-            target.max(lacking + window.size - window.keep - 1).min(self.len)
-        };
+    /// The nearest length from which it can go on with what is left of `target` tokens: its next query must find all
+    /// it may see, and its state must be held. At or after `target`, but with recurrent state at or before it.
+    fn reachable(&self, spec: &KvSpec, target: usize) -> usize {
+        if !spec.states.is_empty() {
+            return self.resume_point(spec, target);
+        }
         let mut length = target;
         loop {
-            let groups = self.tables.iter().zip(&self.gaps).zip(policies);
-            let next = groups.map(|group| held(group, length)).max().unwrap_or(length);
+            let next = self.groups(spec).map(|group| group.held_from(length).min(self.len));
+            let next = next.max().unwrap_or(length);
             // What suits one group may fall into the gap of another.
             if next == length || length == 0 {
                 return length;
             }
             length = next;
+        }
+    }
+
+    fn groups<'a>(&'a self, spec: &'a KvSpec) -> impl Iterator<Item = Group<'a>> {
+        let groups = self.tables.iter().zip(&self.gaps).zip(&spec.groups);
+        groups.map(|((table, &gap), group)| Group { table, gap, policy: group.policy })
+    }
+
+    /// As [`KvStore::resume_point`]. Starting over is always possible.
+    fn resume_point(&self, spec: &KvSpec, target: usize) -> usize {
+        let mut length = target;
+        loop {
+            if !spec.states.is_empty() {
+                length = self.states.positions().find(|&position| position <= length).unwrap_or(0);
+            }
+            let before = self.groups(spec).map(|group| match group.held_from(length) {
+                held if held == length => length,
+                _ => group.first(),
+            });
+            // What suits one group may fall into the gap of another, or lack a state.
+            match before.min().unwrap_or(length) {
+                same if same == length => return length,
+                earlier => length = earlier,
+            }
+        }
+    }
+}
+
+/// What a sequence holds in one group of layers.
+struct Group<'a> {
+    table: &'a [Option<Arc<Block>>],
+    gap: usize,
+    policy: Policy,
+}
+
+impl Group<'_> {
+    /// The first positions, from all of which it can go on.
+    fn first(&self) -> usize {
+        let kept = self.policy.kept();
+        if self.gap == 0 { kept.next_multiple_of(BLOCK) } else { kept }
+    }
+
+    /// The nearest length at or after `length` whose next query finds all that it sees.
+    fn held_from(&self, length: usize) -> usize {
+        let kept = self.policy.kept().div_ceil(BLOCK);
+        let dropped = self.table.iter().skip(kept).take_while(|block| block.is_none()).count();
+        // Either nothing behind the length is lacking, or the query sees nothing of what is.
+        let lacking = if dropped == 0 { self.gap } else { self.gap.max((kept + dropped) * BLOCK) };
+        if lacking == 0 || length <= self.first() {
+            length
+        } else {
+            self.policy.first_beyond(lacking, length)
         }
     }
 }
@@ -384,6 +472,29 @@ mod tests {
         assert_eq!(store.len(id), 60);
         push(&mut store, id, 1);
         assert_eq!(KvWindow::new(4, 4), Err(KvError::Window { size: 4, keep: 4 }));
+    }
+
+    #[test]
+    fn chunks_that_have_ended_are_dropped() {
+        let policy = Policy::Chunk(70.try_into().unwrap());
+        let chunked = LayerKv { kv_heads: 1, head_dim: 4, policy };
+        let mut store = KvStore::new(KvSpec::new(&[chunked], KvType::F32), usize::MAX);
+        let id = store.add();
+        for _ in 0..300 {
+            push(&mut store, id, 1);
+            let (len, slabs) = (store.len(id), store.slabs(id, 0).unwrap());
+            // The next query sees its chunk, which may be about to begin.
+            let start = len - len % 70;
+            assert!((start..len).all(|position| slabs[position / BLOCK].is_some()), "at {len}");
+            assert!(slabs[..start / BLOCK].iter().all(Option::is_none), "at {len}");
+            assert_eq!(store.budget().used(), store.spec().bytes_at(len));
+        }
+        // 256 and later are held; the query at 280 is the first of its chunk.
+        let reachable: Vec<usize> = (0..=300).filter(|&target| store.can_trim_to(id, target)).collect();
+        assert_eq!(reachable, [0].into_iter().chain(280..=300).collect::<Vec<_>>());
+        let error = store.trim(id, 50).unwrap_err();
+        assert_eq!(error, KvError::Unreachable { target: 250, reachable: 280 });
+        assert_eq!((store.resume_point(id, 250), store.resume_point(id, 290)), (0, 290));
     }
 
     #[test]

@@ -2,7 +2,8 @@
 
 use super::block::{BLOCK, Block};
 use super::spec::KvWindow;
-use super::store::{KvError, KvStore, SequenceId};
+use super::state::States;
+use super::store::{KvError, KvStore, Sequence, SequenceId};
 use super::{LayerGroup, Policy};
 use lmx_tensor::kernels::attention::{read_kv, write_kv};
 use std::ops::Range;
@@ -50,17 +51,15 @@ impl KvStore {
     /// [`KvError::UnknownSequence`].
     pub fn held(&self, id: SequenceId, group: usize) -> Result<Held, KvError> {
         let sequence = self.get(id)?;
-        let Policy::Window(window) = self.spec.groups[group].policy else {
-            return Ok(Held::all(sequence.len));
-        };
-        let kept = window.keep().div_ceil(BLOCK);
+        let policy = self.spec.groups[group].policy;
+        let kept = policy.kept().div_ceil(BLOCK);
         let dropped = sequence.tables[group].iter().skip(kept).take_while(|block| block.is_none()).count();
         let start = if dropped == 0 { 0 } else { (kept + dropped) * BLOCK };
         let start = start.max(sequence.gaps[group]);
         if start == 0 {
             return Ok(Held::all(sequence.len));
         }
-        Ok(Held { first: 0..window.keep(), last: start..sequence.len })
+        Ok(Held { first: 0..policy.kept(), last: start..sequence.len })
     }
 
     /// Reads the key and value `[kv_heads][head_dim]` of one position that `layer` holds, widened. False if it
@@ -110,7 +109,7 @@ impl KvStore {
             tables.push(table);
             gaps.push(if held.has_gap() { held.last.start } else { 0 });
         }
-        Ok(self.push(len, tables, gaps))
+        Ok(self.push(len, tables, gaps, States::default()))
     }
 
     /// Stores the key and value `[kv_heads][head_dim]` of one position of a sequence that
@@ -147,15 +146,14 @@ impl KvStore {
             let (found, expected) = (self.spec.to_string(), other.spec.to_string());
             return Err(KvError::OtherSpec { found, expected });
         }
-        let sequence = self.get(id)?;
-        Ok(other.push(sequence.len, sequence.tables.clone(), sequence.gaps.clone()))
+        let Sequence { len, tables, gaps, states, .. } = self.get(id)?.clone();
+        Ok(other.push(len, tables, gaps, states))
     }
 
     /// Bytes of the blocks that a sequence holds, shared ones included.
     #[must_use]
     pub fn bytes_of(&self, id: SequenceId) -> usize {
-        let blocks =
-            |s: &super::store::Sequence| s.tables.iter().flatten().flatten().map(|b| b.bytes()).sum();
+        let blocks = |s: &Sequence| s.tables.iter().flatten().flatten().map(|b| b.bytes()).sum();
         self.get(id).map_or(0, blocks)
     }
 }
@@ -167,6 +165,7 @@ fn check_held(group: &LayerGroup, len: usize, held: &Held) -> Result<(), KvError
     let seen = match group.policy {
         Policy::Full => !held.has_gap(),
         Policy::Window(window) => !held.has_gap() || sees_only(window, len, held),
+        Policy::Chunk(size) => held.first.is_empty() && held.last.start <= len - len % size,
     };
     if ordered && held.last.end == len && seen {
         return Ok(());
