@@ -42,8 +42,13 @@ def norm_center(config):
     return 0 if config["model_type"].startswith("gemma") else 1
 
 
+# Weights that are around 1 in every model: those of convolutions over tokens.
+CONVOLUTIONS = ("conv.conv.weight", "conv_k", "conv_v")
+
+
 def rule_values(name, shape, center):
-    """Values in (-0.15, 0.15), or around `center` for norms, from a hash of the tensor's name and the element's position.
+    """Values in (-0.15, 0.15), around `center` for norms, around 1 for convolutions over tokens, from a hash of the
+    tensor's name and the element's position.
 
     Of a size that neither grows nor shrinks activations much, so that errors are seen as they are.
     """
@@ -53,14 +58,17 @@ def rule_values(name, shape, center):
     h = (h * 2246822519) & 0xFFFFFFFF
     h ^= h >> np.uint64(13)
     u = h.astype(np.float64) / 2**31 - 1
-    values = center + 0.1 * u if name.endswith("norm.weight") else 0.15 * u
+    if name.endswith("norm.weight"):
+        values = center + 0.1 * u
+    else:
+        values = 1 + 0.1 * u if name.endswith(CONVOLUTIONS) else 0.15 * u
     return values.astype(np.float32).reshape(shape)
 
 
-def prompts():
+def prompts(lengths=PROMPT_LENGTHS):
     state = 12345
     result = []
-    for length in PROMPT_LENGTHS:
+    for length in lengths:
         tokens = []
         for _ in range(length):
             state = (state * 1103515245 + 12345) % 2**31
@@ -156,13 +164,13 @@ def transformers_logits(model, tokens, stepwise):
     return np.stack(rows)
 
 
-def expected(rows_of_prompts):
+def expected(rows_of_prompts, lengths=PROMPT_LENGTHS):
     """What the logits of each prompt must be, at its first, middle and last position."""
     chosen = lambda tokens: (0, len(tokens) // 2, len(tokens) - 1)
     rounded = lambda row: [round(float(logit), 6) for logit in row]
     return [
         {"tokens": tokens, "logits": {str(position): rounded(rows[position]) for position in chosen(tokens)}}
-        for tokens, rows in zip(prompts(), rows_of_prompts)
+        for tokens, rows in zip(prompts(lengths), rows_of_prompts)
     ]
 
 

@@ -94,9 +94,9 @@ fn note_window(window: KvWindow, layers: &[LayerKv], notices: &mut Notices) {
     }
     let (keep, last) = (window.keep(), window.size() - window.keep());
     let which = if full == layers.len() {
-        "all layers see".to_owned()
+        "all attention layers see".to_owned()
     } else {
-        format!("{full} of {} layers see", layers.len())
+        format!("{full} of {} attention layers see", layers.len())
     };
     notices.add_fact(format!("{which} the first {keep} and the last {last} positions (--max-kv-size)"));
 }

@@ -1,10 +1,13 @@
 //! What a model is and what it will need, without loading its weights.
 
-use crate::cache::{KvSpec, LayerKv, Policy};
+use crate::cache::{KvSpec, Policy};
 use crate::checkpoint::{Checkpoint, CheckpointError, OpenOptions};
 use crate::load::{LoadError, eos_set, kv_type, read_tokenizer};
 use crate::models::rope::{Rope, RopeScaling};
-use crate::models::{AttentionConfig, DecoderConfig, LayerConfig, NormPlacement};
+use crate::models::{
+    AttentionConfig, DecoderConfig, FeedForwardConfig, LayerConfig, MixerConfig, MlpConfig, NormPlacement,
+    QkNorm,
+};
 use crate::text::{EosSet, Tokenizer};
 use lmx_tensor::kernels::attention::KvType;
 use serde::Serialize;
@@ -74,16 +77,20 @@ pub struct RopeInfo {
 /// What one layer keeps.
 #[derive(Clone, Debug, Serialize)]
 pub struct LayerInfo {
-    /// `full` or `window`.
+    /// `full`, `window` or `chunk` for attention, or `conv`.
     pub kind: &'static str,
-    /// Positions that a query sees, where it is not all of them.
+    /// Positions that a query sees at most, where it is not all of them.
     pub window: Option<usize>,
-    /// Key and value heads.
+    /// Key and value heads; 0 without attention.
     pub kv_heads: usize,
-    /// Width of a head.
+    /// Width of a head; 0 without attention.
     pub head_dim: usize,
     /// Keys and values of one token, in bytes.
     pub bytes_per_token: usize,
+    /// Recurrent state, in bytes.
+    pub state_bytes: usize,
+    /// Experts, beside a shared one; 0 where all tokens go through one block.
+    pub experts: usize,
 }
 
 /// A forecast of the memory that a run needs, in bytes.
@@ -112,33 +119,40 @@ impl Architecture {
         let Opened { checkpoint, decoder, .. } = model;
         let parameters = parameters(decoder);
         let bytes = checkpoint.stored_bytes(decoder)?;
-        let layer = |layer: &LayerConfig| {
-            let cached = layer.attention.layer_kv();
-            let window = match cached.policy {
-                Policy::Full => None,
-                Policy::Window(window) => Some(window.size()),
-                Policy::Chunk(size) => Some(size.get()),
-            };
-            LayerInfo {
-                kind: match cached.policy {
-                    Policy::Full => "full",
-                    Policy::Window(_) => "window",
-                    Policy::Chunk(_) => "chunk",
-                },
-                window,
-                kv_heads: cached.kv_heads,
-                head_dim: cached.head_dim,
-                bytes_per_token: 2 * cached.kv_heads * cached.head_dim * kv.bytes(),
-            }
-        };
         Ok(Self {
             model_type: checkpoint.config().model_type()?.to_owned(),
             parameters,
             bits_per_weight: bytes as f64 * 8.0 / parameters as f64,
             context_length: decoder.context_length,
             rope: decoder.ropes.iter().map(RopeInfo::of).collect(),
-            layers: decoder.layers.iter().map(layer).collect(),
+            layers: decoder.layers.iter().map(|layer| LayerInfo::of(layer, decoder.hidden, kv)).collect(),
         })
+    }
+}
+
+impl LayerInfo {
+    fn of(layer: &LayerConfig, hidden: usize, kv: KvType) -> Self {
+        let cached = layer.attention().map(AttentionConfig::layer_kv);
+        let (kind, window) = match cached.map(|cached| cached.policy) {
+            None => ("conv", None),
+            Some(Policy::Full) => ("full", None),
+            Some(Policy::Window(window)) => ("window", Some(window.size())),
+            Some(Policy::Chunk(size)) => ("chunk", Some(size.get())),
+        };
+        let (kv_heads, head_dim) = cached.map_or((0, 0), |cached| (cached.kv_heads, cached.head_dim));
+        let state: usize = layer.states(hidden).iter().map(|(_, floats)| floats).sum();
+        Self {
+            kind,
+            window,
+            kv_heads,
+            head_dim,
+            bytes_per_token: 2 * kv_heads * head_dim * kv.bytes(),
+            state_bytes: state * size_of::<f32>(),
+            experts: match layer.feed_forward {
+                FeedForwardConfig::Dense(_) => 0,
+                FeedForwardConfig::Experts(experts) => experts.count,
+            },
+        }
     }
 }
 
@@ -175,9 +189,9 @@ impl Memory {
         prefill_step_size: usize,
     ) -> Result<Self, CheckpointError> {
         let Opened { checkpoint, decoder, .. } = model;
-        let cached: Vec<LayerKv> = decoder.layers.iter().map(|l| l.attention.layer_kv()).collect();
         let weights_bytes = checkpoint.stored_bytes(decoder)?;
-        let kv_bytes = KvSpec::new(&cached, kv).bytes_at(context) as u64;
+        let spec = KvSpec::new(&decoder.layer_kv(), kv).with_states(decoder.states());
+        let kv_bytes = spec.bytes_at(context) as u64;
         let activations_bytes = activation_bytes(decoder, context.min(prefill_step_size));
         let program_bytes = PROGRAM_BYTES + TOKEN_BYTES * decoder.vocab as u64;
         let total_bytes = weights_bytes + program_bytes + kv_bytes + activations_bytes;
@@ -193,12 +207,20 @@ const TOKEN_BYTES: u64 = 150;
 fn activation_bytes(decoder: &DecoderConfig, rows: usize) -> u64 {
     let f32s = |count: usize| size_of::<f32>() * count;
     let widest = |l: &LayerConfig| {
-        let a = &l.attention;
-        // q, k, v and the result; or gate, up, their product, and its two int8 digits with scales.
-        let attention = f32s(2 * (a.heads + a.kv_heads) * a.head_dim);
-        let mlp = f32s(3 * l.mlp.intermediate) + 5 * l.mlp.intermediate / 2;
+        // q, k, v and the result, or the parts of a convolution.
+        let mixer = match &l.mixer {
+            MixerConfig::Attention(a) => f32s(2 * (a.heads + a.kv_heads) * a.head_dim),
+            MixerConfig::ShortConv(_) => f32s(6 * decoder.hidden),
+        };
+        // gate, up, their product, and its two int8 digits with scales. An expert's come beside the rows that it
+        // takes and gives.
+        let mlp = |mlp: &MlpConfig| f32s(3 * mlp.intermediate) + 5 * mlp.intermediate / 2;
+        let fed = match &l.feed_forward {
+            FeedForwardConfig::Dense(config) => mlp(config),
+            FeedForwardConfig::Experts(experts) => f32s(2 * decoder.hidden) + mlp(&experts.expert),
+        };
         // The residual stream, its norm, the block's output.
-        f32s(3 * decoder.hidden) + attention.max(mlp)
+        f32s(3 * decoder.hidden) + mixer.max(fed)
     };
     let row = decoder.layers.iter().map(widest).max().unwrap_or_default();
     (rows * row + f32s(decoder.vocab)) as u64
@@ -212,25 +234,44 @@ fn parameters(decoder: &DecoderConfig) -> u64 {
 }
 
 fn layer_parameters(hidden: usize, layer: &LayerConfig) -> usize {
-    let AttentionConfig { heads, kv_heads, head_dim, .. } = layer.attention;
+    let mixer = match &layer.mixer {
+        MixerConfig::Attention(attention) => attention_parameters(hidden, attention),
+        MixerConfig::ShortConv(conv) => {
+            hidden * (4 * hidden + conv.taps) + if conv.bias { 5 * hidden } else { 0 }
+        }
+    };
+    let feed_forward = match &layer.feed_forward {
+        FeedForwardConfig::Dense(mlp) => mlp_parameters(hidden, mlp),
+        FeedForwardConfig::Experts(experts) => {
+            experts.count * hidden + (experts.count + 1) * mlp_parameters(hidden, &experts.expert)
+        }
+    };
+    let norms = match layer.norms {
+        NormPlacement::Pre => 2,
+        NormPlacement::PreAndPost => 4,
+    };
+    mixer + feed_forward + norms * hidden
+}
+
+fn attention_parameters(hidden: usize, attention: &AttentionConfig) -> usize {
+    let AttentionConfig { heads, kv_heads, head_dim, .. } = *attention;
     let (q, kv) = (heads * head_dim, kv_heads * head_dim);
-    let mut count = hidden * (2 * q + 2 * kv) + 3 * hidden * layer.mlp.intermediate;
-    if layer.attention.qkv_bias {
+    let mut count = hidden * (2 * q + 2 * kv);
+    if attention.qkv_bias {
         count += q + 2 * kv;
     }
-    if layer.attention.output_bias {
+    if attention.output_bias {
         count += hidden;
     }
-    if layer.attention.qk_norm {
+    if attention.qk_norm == QkNorm::Weighted {
         count += 2 * head_dim;
     }
-    if layer.mlp.bias {
-        count += 2 * layer.mlp.intermediate + hidden;
+    if attention.kv_conv {
+        count += 4 * kv_heads;
     }
     count
-        + hidden
-            * match layer.norms {
-                NormPlacement::Pre => 2,
-                NormPlacement::PreAndPost => 4,
-            }
+}
+
+fn mlp_parameters(hidden: usize, mlp: &MlpConfig) -> usize {
+    3 * hidden * mlp.intermediate + if mlp.bias { 2 * mlp.intermediate + hidden } else { 0 }
 }

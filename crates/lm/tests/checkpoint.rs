@@ -8,6 +8,7 @@ use std::path::Path;
 
 use golden_cases::{Case, Stored, Tensors, golden_folder, read_safetensors, write_safetensors};
 use lmx::checkpoint::{Checkpoint, CheckpointError, Kind, ModelSource, OpenOptions};
+use lmx::models::FeedForwardConfig;
 use lmx_tensor::files::DType;
 use lmx_tensor::kernels::{Exec, Isa};
 use serde_json::{Map, Value, json};
@@ -54,7 +55,8 @@ fn load(checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
         checkpoint.linear(&exec, "lm_head", decoder.vocab, hidden, false)?;
     }
     for (i, layer) in decoder.layers.iter().enumerate() {
-        let (attention, mlp) = (&layer.attention, &layer.mlp);
+        let attention = layer.attention().unwrap();
+        let FeedForwardConfig::Dense(mlp) = layer.feed_forward else { unreachable!("{layer:?}") };
         let q = attention.heads * attention.head_dim;
         let kv = attention.kv_heads * attention.head_dim;
         for (module, rows, columns) in [

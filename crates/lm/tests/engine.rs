@@ -94,7 +94,7 @@ fn essence(events: &[Event]) -> Vec<Essence> {
 
 #[test]
 fn eight_at_once_get_what_each_gets_alone() {
-    for case in ["llama-f32", "gemma3-q4"] {
+    for case in ["llama-f32", "gemma3-q4", "llama4-q4", "lfm2-q4", "baichuan-m1-f32"] {
         let mut alone = engine(case, EngineOptions::default());
         let solo: Vec<Vec<Event>> =
             (0..8).map(|i| alone.generate(mixed(i)).unwrap().map(Result::unwrap).collect()).collect();
@@ -209,6 +209,25 @@ fn a_request_that_fails_ends_alone() {
     assert_eq!(*id, poisoned);
     assert_eq!(seen[&poisoned].len(), 2);
     assert_eq!(essence(&seen[&good]), essence(&solo));
+}
+
+#[test]
+fn a_kept_sequence_with_state_is_continued_from_its_last_snapshot() {
+    let options = EngineOptions { keep_finished: 1, prefill_step_size: 100, ..EngineOptions::default() };
+    let mut engine = engine("lfm2-f32", options);
+    let prompt = tokens(600, 1);
+    engine.generate(Request::new(prompt.clone(), 0)).unwrap().last().unwrap().unwrap();
+    // 39 tokens of the common prefix lie behind the snapshot at 512, and are run again.
+    let mut other = prompt[..551].to_vec();
+    other.extend([36, 35, 34]);
+    let warm: Vec<Event> =
+        engine.generate(Request::new(other.clone(), 6)).unwrap().map(Result::unwrap).collect();
+    assert_eq!(warm.last().unwrap().stats.cached_tokens, 512);
+    engine.clear_kept();
+    assert_eq!(engine.kv().budget().used(), 0);
+    let cold: Vec<Event> = engine.generate(Request::new(other, 6)).unwrap().map(Result::unwrap).collect();
+    assert_eq!(cold.last().unwrap().stats.cached_tokens, 0);
+    assert_eq!(essence(&warm), essence(&cold));
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //! encodings are those of transformers.
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
-use lmx::models::{Config, DecoderConfig, families};
+use lmx::cache::Policy;
+use lmx::models::{Config, DecoderConfig, FeedForwardConfig, LayerConfig, families};
 use serde_json::{Map, Value, json};
 
 fn llama() -> Map<String, Value> {
@@ -47,6 +48,15 @@ fn describe(values: Map<String, Value>) -> Result<(DecoderConfig, Vec<String>), 
     match families::describe(&config) {
         Ok(decoder) => Ok((decoder, config.notices())),
         Err(error) => Err(error.to_string()),
+    }
+}
+
+/// The window of a layer with attention.
+fn window(layer: &LayerConfig) -> Option<usize> {
+    match layer.attention().unwrap().policy {
+        Policy::Full => None,
+        Policy::Window(window) => Some(window.size()),
+        Policy::Chunk(size) => unreachable!("chunks of {size}"),
     }
 }
 
@@ -122,8 +132,7 @@ fn spellings_of_one_gemma() {
     ] {
         assert_same(&base, changes);
     }
-    let windows: Vec<_> =
-        describe(base).unwrap().0.layers.iter().map(|layer| layer.attention.window).collect();
+    let windows: Vec<_> = describe(base).unwrap().0.layers.iter().map(window).collect();
     assert_eq!(windows, [Some(32), Some(32), None, Some(32)]);
 }
 
@@ -133,7 +142,7 @@ fn what_is_not_known_is_refused_by_name() {
     for (changes, parts) in [
         (
             json!({"model_type": "lama"}),
-            ["`model_type`", "\"lama\"", "gemma2, gemma3_text", "smollm3"].as_slice(),
+            ["`model_type`", "\"lama\"", "gemma2, gemma3_text", "lfm2, llama, llama4_text"].as_slice(),
         ),
         (json!({"model_type": "-"}), &["`model_type` is missing"]),
         (json!({"hidden_size": "-"}), &["`hidden_size` is missing"]),
@@ -212,7 +221,7 @@ fn what_has_no_effect_is_noticed() {
 fn windows_of_each_family() {
     let windows = |changes: Value| -> Result<Vec<Option<usize>>, String> {
         let (decoder, _) = describe(edited(&llama(), changes))?;
-        Ok(decoder.layers.iter().map(|layer| layer.attention.window).collect())
+        Ok(decoder.layers.iter().map(window).collect())
     };
     let w = Some(32);
     // transformers: a Mistral without the key has a window of 4096, with null it has none.
@@ -248,12 +257,174 @@ fn smollm3_layers_without_position_encoding() {
     let ropes = |changes: Value| -> Result<Vec<bool>, String> {
         let base = edited(&llama(), json!({"model_type": "smollm3", "num_hidden_layers": 5}));
         let (decoder, _) = describe(edited(&base, changes))?;
-        Ok(decoder.layers.iter().map(|layer| layer.attention.rope.is_some()).collect())
+        Ok(decoder.layers.iter().map(|layer| layer.attention().unwrap().rope.is_some()).collect())
     };
     assert_eq!(ropes(json!({})).unwrap(), [true, true, true, false, true]);
     assert_eq!(ropes(json!({"no_rope_layer_interval": 2})).unwrap(), [true, false, true, false, true]);
     assert_eq!(ropes(json!({"no_rope_layers": [0, 1, 1, 1, 0]})).unwrap(), [false, true, true, true, false]);
     assert!(ropes(json!({"no_rope_layers": [0, 1]})).unwrap_err().contains("`no_rope_layers`"));
+}
+
+fn llama4() -> Map<String, Value> {
+    object(json!({
+        "model_type": "llama4_text", "hidden_size": 64, "intermediate_size": 32, "intermediate_size_mlp": 128,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 100,
+        "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "attention_chunk_size": 24,
+        "interleave_moe_layer_step": 2, "num_local_experts": 4, "num_experts_per_tok": 1, "use_qk_norm": true,
+        "attn_temperature_tuning": true, "floor_scale": 8192, "attn_scale": 0.1, "rope_scaling": null
+    }))
+}
+
+fn lfm2() -> Map<String, Value> {
+    object(json!({
+        "model_type": "lfm2", "hidden_size": 64, "intermediate_size": 120, "num_hidden_layers": 3, "norm_eps": 1e-5,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100, "max_position_embeddings": 512,
+        "conv_L_cache": 3, "conv_bias": false, "block_multiple_of": 64, "full_attn_idxs": [1], "rope_theta": 1e6
+    }))
+}
+
+fn baichuan_m1() -> Map<String, Value> {
+    object(json!({
+        "model_type": "baichuan_m1", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100, "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-6, "rope_theta": 1e5, "conv_window": 2, "sliding_window": 32,
+        "sliding_window_layers": [1], "num_swa_attention_heads": 8, "num_swa_key_value_heads": 4
+    }))
+}
+
+#[test]
+fn spellings_of_one_llama4() {
+    let base = llama4();
+    for changes in [
+        json!({"attn_temperature_tuning": 4, "no_rope_layers": [], "interleave_moe_layer_step": "-", "moe_layers": [1, 3]}),
+        json!({"attn_temperature_tuning": "-", "floor_scale": "-", "attn_scale": "-", "use_qk_norm": "-"}),
+        json!({"no_rope_layers": [1, 1, 1, 0], "rope_theta": "-", "hidden_act": "silu", "for_llm_compression": false}),
+        json!({"layer_types": ["chunked_attention", "chunked_attention", "chunked_attention", "full_attention"]}),
+        json!({"router_aux_loss_coef": 0.001, "output_router_logits": false, "router_jitter_noise": 0.0}),
+    ] {
+        assert_same(&base, changes);
+    }
+    let mut text = base.clone();
+    text.remove("model_type");
+    assert_same(&base, json!({}));
+    let wrapped =
+        describe(object(json!({"model_type": "llama4", "text_config": text, "vision_config": {}}))).unwrap();
+    assert_eq!(format!("{:?}", wrapped.0), format!("{:?}", describe(base).unwrap().0));
+    assert!(wrapped.1.is_empty(), "{:?}", wrapped.1);
+}
+
+#[test]
+fn layers_of_llama4_are_chunked_or_without_positions_and_have_experts() {
+    let layers = |changes: Value| -> Vec<_> {
+        let (decoder, _) = describe(edited(&llama4(), changes)).unwrap();
+        let layer = |layer: &LayerConfig| {
+            let attention = layer.attention().unwrap();
+            assert_eq!(attention.rope.is_none(), attention.temperature.is_some());
+            let experts = matches!(layer.feed_forward, FeedForwardConfig::Experts(_));
+            (attention.policy, attention.rope.is_some(), experts)
+        };
+        decoder.layers.iter().map(layer).collect()
+    };
+    let (chunk, full) = (Policy::Chunk(24.try_into().unwrap()), Policy::Full);
+    let usual = [(chunk, true, false), (chunk, true, true), (chunk, true, false), (full, false, true)];
+    assert_eq!(layers(json!({})), usual);
+    let unchunked = [(full, true, false), (full, true, true), (full, true, false), (full, false, true)];
+    assert_eq!(layers(json!({"attention_chunk_size": null})), unchunked);
+    let dense = [(full, true, false), (chunk, true, false), (chunk, true, false), (full, true, false)];
+    let types = ["full_attention", "chunked_attention", "chunked_attention", "full_attention"];
+    let changes = json!({"layer_types": types, "no_rope_layers": [1, 1, 1, 1], "moe_layers": [], "num_local_experts": 0});
+    assert_eq!(layers(changes), dense);
+}
+
+#[test]
+fn what_llama4_lfm2_and_baichuan_m1_cannot_mean_is_refused_by_name() {
+    for (changes, parts) in [
+        (json!({"attention_chunk_size": 0}), ["`attention_chunk_size` is 0", "from 1"].as_slice()),
+        (
+            json!({"attention_chunk_size": null, "layer_types": vec!["chunked_attention"; 4]}),
+            &["`attention_chunk_size` is missing", "chunked"],
+        ),
+        (json!({"layer_types": vec!["sliding_attention"; 4]}), &["`layer_types`", "chunked_attention"]),
+        (json!({"no_rope_layers": [1, 0]}), &["`no_rope_layers`", "4"]),
+        (json!({"moe_layers": [4]}), &["`moe_layers`", "0 to 3"]),
+        (json!({"moe_layers": "all"}), &["`moe_layers`", "0 to 3"]),
+        (json!({"num_local_experts": 0}), &["`num_local_experts` is 0", "layers have experts"]),
+        (json!({"num_local_experts": 1 << 20}), &["`num_local_experts`", "4096"]),
+        (json!({"num_experts_per_tok": 5}), &["`num_experts_per_tok` is 5", "at most", "4"]),
+        (json!({"attn_temperature_tuning": "yes"}), &["`attn_temperature_tuning`"]),
+        (json!({"intermediate_size_mlp": 1 << 30}), &["`intermediate_size_mlp`", "at most"]),
+        (json!({"sliding_window_layers": [1]}), &["`sliding_window_layers`", "llama4_text"]),
+    ] {
+        assert_refused(&llama4(), changes, parts);
+    }
+    for (changes, parts) in [
+        (json!({"conv_L_cache": 1}), ["`conv_L_cache` is 1", "from 2"].as_slice()),
+        (json!({"block_dim": 32}), &["`block_dim` is 32", "hidden_size, 64"]),
+        (json!({"num_heads": 8}), &["`num_heads` is 8", "num_attention_heads, 4"]),
+        (json!({"block_norm_eps": 1e-6}), &["`block_norm_eps` is", "norm_eps"]),
+        (json!({"use_pos_enc": false}), &["`use_pos_enc` is false", "true"]),
+        (json!({"full_attn_idxs": [3]}), &["`full_attn_idxs`", "0 to 2"]),
+        (json!({"layer_types": ["conv", "conv", "full_attention"]}), &["`full_attn_idxs`", "layer_types"]),
+        (json!({"layer_types": ["conv", "ssm", "conv"]}), &["`layer_types`", "conv"]),
+        (json!({"intermediate_size": "-"}), &["`intermediate_size` is missing"]),
+        (json!({"block_ffn_dim_multiplier": 1e12}), &["`block_ffn_dim_multiplier`", "at most"]),
+        (json!({"block_ffn_dim_multiplier": 1e-6}), &["`block_ffn_dim_multiplier`", "width"]),
+        (json!({"num_experts": 32}), &["`num_experts` is 32", "lfm2"]),
+    ] {
+        assert_refused(&lfm2(), changes, parts);
+    }
+    for (changes, parts) in [
+        (json!({"conv_window": 3}), ["`conv_window` is 3", "2"].as_slice()),
+        (json!({"conv_window": "-"}), &["`conv_window` is missing"]),
+        (json!({"tie_word_embeddings": true}), &["`tie_word_embeddings` is true", "false"]),
+        (json!({"sliding_window": "-"}), &["`sliding_window` is missing"]),
+        (json!({"sliding_window_layers": [7]}), &["`sliding_window_layers`", "0 to 2"]),
+        (json!({"num_swa_attention_heads": 7}), &["`num_swa_attention_heads` is 7", "64"]),
+        (json!({"num_swa_key_value_heads": 3}), &["`num_swa_key_value_heads` is 3", "8"]),
+    ] {
+        assert_refused(&baichuan_m1(), changes, parts);
+    }
+    // Their keys in other families.
+    for key in
+        ["conv_L_cache", "conv_window", "sliding_window_layers", "moe_layers", "attn_temperature_tuning"]
+    {
+        assert_refused(&llama(), json!({key: 2}), &[key, "llama"]);
+    }
+}
+
+#[test]
+fn widths_and_heads_of_lfm2_and_baichuan_m1() {
+    let width = |changes: Value| match describe(edited(&lfm2(), changes)).unwrap().0.layers[0].feed_forward {
+        FeedForwardConfig::Dense(mlp) => mlp.intermediate,
+        FeedForwardConfig::Experts(experts) => unreachable!("{experts:?}"),
+    };
+    // Two thirds of 120, rounded up to a multiple of 64.
+    assert_eq!(width(json!({})), 128);
+    assert_eq!(width(json!({"block_auto_adjust_ff_dim": false})), 120);
+    assert_eq!(width(json!({"block_ff_dim": 300})), 256);
+    assert_eq!(width(json!({"block_ffn_dim_multiplier": 2.5, "block_multiple_of": 1})), 200);
+    for changes in [
+        json!({"layer_types": ["conv", "full_attention", "conv"], "full_attn_idxs": "-"}),
+        json!({"rope_theta": "-", "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+        json!({"block_ff_dim": 120, "intermediate_size": 7, "tie_embedding": true, "block_dim": 64}),
+        json!({"block_ff_dim": 120, "conv_dim": 64, "num_heads": 4, "use_pos_enc": true, "block_norm_eps": 1e-5}),
+        json!({"block_use_swiglu": true, "conv_use_xavier_init": true, "block_out_init_scale": 1.0}),
+    ] {
+        assert_same(&lfm2(), changes);
+    }
+    let heads = |changes: Value| -> Vec<_> {
+        let (decoder, _) = describe(edited(&baichuan_m1(), changes)).unwrap();
+        let layer = |layer: &LayerConfig| {
+            let attention = layer.attention().unwrap();
+            let dims = decoder.ropes[attention.rope.unwrap()].dims();
+            assert_eq!(dims, attention.head_dim, "the whole head is rotated");
+            (attention.heads, attention.kv_heads, window(layer))
+        };
+        decoder.layers.iter().map(layer).collect()
+    };
+    assert_eq!(heads(json!({})), [(4, 2, None), (8, 4, Some(32)), (4, 2, None)]);
+    let same = json!({"num_swa_attention_heads": null, "num_swa_key_value_heads": 0, "sliding_window_layers": [0, 2]});
+    assert_eq!(heads(same), [(4, 2, Some(32)), (4, 2, None), (4, 2, Some(32))]);
 }
 
 #[test]
@@ -277,7 +448,9 @@ fn ties_and_biases_follow_transformers() {
     }
     let biases = |decoder: DecoderConfig| {
         let layer = &decoder.layers[0];
-        (layer.attention.qkv_bias, layer.attention.output_bias, layer.mlp.bias)
+        let attention = layer.attention().unwrap();
+        let FeedForwardConfig::Dense(mlp) = layer.feed_forward else { unreachable!("{layer:?}") };
+        (attention.qkv_bias, attention.output_bias, mlp.bias)
     };
     assert_eq!(biases(with(json!({}))), (false, false, false));
     assert_eq!(biases(with(json!({"attention_bias": true}))), (true, true, false));

@@ -17,6 +17,9 @@ use lmx_tensor::kernels::attention::KvType;
 /// The largest difference of a row of logits, relative to its largest logit.
 const FLOAT_TOLERANCE: f32 = 1e-4;
 const QUANTIZED_TOLERANCE: f32 = 2e-4;
+/// LFM 2 multiplies the results of three quantized projections: rounding their inputs to 16 bits moves the tiny model's
+/// logits by up to 2.6e-4 in transformers, too.
+const QUANTIZED_LFM2_TOLERANCE: f32 = 5e-4;
 
 fn load(case: &Case, device: &Device) -> Decoder {
     let on_disk = case.on_disk();
@@ -63,7 +66,11 @@ fn logits_are_the_references() {
     let mut wrong = Vec::new();
     for case in golden_cases::all() {
         let decoder = load(&case, &device);
-        let tolerance = if case.is_quantized() { QUANTIZED_TOLERANCE } else { FLOAT_TOLERANCE };
+        let tolerance = match (case.is_quantized(), case.name.starts_with("lfm2")) {
+            (true, true) => QUANTIZED_LFM2_TOLERANCE,
+            (true, false) => QUANTIZED_TOLERANCE,
+            (false, _) => FLOAT_TOLERANCE,
+        };
         let mut worst = 0.0;
         for prompt in &case.prompts {
             let rows = logits(&decoder, &prompt.tokens, prompt.tokens.len());

@@ -99,10 +99,14 @@ fn check(case: &str, ty: KvType, lengths: [usize; SEQUENCES], schedule: &[Move],
             }
             Move::Trim(s, n) => {
                 let n = n.min(kv.len(ids[s]));
-                if kv.can_trim_to(ids[s], kv.len(ids[s]) - n) {
+                let target = kv.len(ids[s]) - n;
+                if kv.can_trim_to(ids[s], target) {
                     kv.trim(ids[s], n).unwrap();
                 } else {
                     assert!(kv.trim(ids[s], n).is_err());
+                    // What lies between is run again.
+                    let resume = kv.resume_point(ids[s], target);
+                    kv.trim(ids[s], kv.len(ids[s]) - resume).unwrap();
                 }
             }
             Move::Fork(s) => {
@@ -115,9 +119,24 @@ fn check(case: &str, ty: KvType, lengths: [usize; SEQUENCES], schedule: &[Move],
     }
 }
 
-/// One case per arithmetic: dense and quantized weights, full and windowed attention, soft caps, GGUF.
-const CASES: [&str; 7] =
-    ["llama-f32", "llama-q4", "gemma2-q8", "gemma3-f32", "gemma3-q4", "phi3-q4", "gguf-llama-k-quants"];
+/// One case per arithmetic: dense and quantized weights, full, windowed and chunked attention, soft caps, experts,
+/// convolutions, GGUF.
+const CASES: [&str; 14] = [
+    "llama-f32",
+    "llama-q4",
+    "gemma2-q8",
+    "gemma3-f32",
+    "gemma3-q4",
+    "phi3-q4",
+    "llama4-f32",
+    "llama4-q4",
+    "llama4-top2-f32",
+    "lfm2-bias-f32",
+    "lfm2-q4",
+    "baichuan-m1-f32",
+    "baichuan-m1-q8",
+    "gguf-llama-k-quants",
+];
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 6, ..ProptestConfig::default() })]

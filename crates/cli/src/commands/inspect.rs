@@ -229,10 +229,17 @@ fn cache(layers: &[LayerInfo]) -> String {
     let bytes = |grows: bool| -> usize {
         layers.iter().filter(|l| l.window.is_none() == grows).map(|l| l.bytes_per_token).sum()
     };
-    match (bytes(true), bytes(false)) {
+    let mut text = match (bytes(true), bytes(false)) {
         (full, 0) => format!("{full} bytes per token"),
         (full, window) => format!("{full} bytes per token, and {window} more until the windows are full"),
+    };
+    match layers.iter().map(|layer| layer.state_bytes).sum::<usize>() {
+        0 => {}
+        state => {
+            let _ = write!(text, "; {state} bytes of state, and as many for each snapshot of it");
+        }
     }
+    text
 }
 
 /// The kinds of layers in order of first appearance, with how many there are.
@@ -240,10 +247,18 @@ fn layers(layers: &[LayerInfo]) -> String {
     let mut kinds: Vec<(String, usize)> = Vec::new();
     for layer in layers {
         let heads = format!("{} x {} key/value heads", layer.kv_heads, layer.head_dim);
-        let kind = match layer.window {
-            Some(window) => format!("with a window of {window} ({heads})"),
-            None => format!("full ({heads})"),
+        let mut kind = match (layer.kind, layer.window) {
+            ("conv", _) => "short convolutions".to_owned(),
+            ("chunk", Some(size)) => format!("in chunks of {size} ({heads})"),
+            (_, Some(window)) => format!("with a window of {window} ({heads})"),
+            (_, None) => format!("full ({heads})"),
         };
+        if layer.kind != "conv" && layer.state_bytes > 0 {
+            kind += " after convolutions of k and v";
+        }
+        if layer.experts > 0 {
+            let _ = write!(kind, " and {} experts", layer.experts);
+        }
         match kinds.iter_mut().find(|(known, _)| *known == kind) {
             Some((_, count)) => *count += 1,
             None => kinds.push((kind, 1)),

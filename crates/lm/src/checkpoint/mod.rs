@@ -70,6 +70,15 @@ struct Place {
     name: String,
 }
 
+/// One of a layer's experts, whose weights lie in one tensor.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertPlace {
+    /// Which one.
+    pub index: usize,
+    /// How many there are.
+    pub count: usize,
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Converted {
     /// Rows of q and k are permuted within heads of this width.
@@ -317,6 +326,66 @@ impl Checkpoint {
         Ok(vector)
     }
 
+    /// A tensor of floats of shape `shape`, widened.
+    ///
+    /// # Errors
+    /// A missing tensor, or one of another shape or type.
+    pub fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, CheckpointError> {
+        Ok(self.tensor(name)?.to_f32(shape)?)
+    }
+
+    /// The weights `[taps][features]` of a convolution of each feature with itself: `[features, 1, taps]` as
+    /// transformers stores them, or `[features, taps, 1]` as mlx-lm does.
+    ///
+    /// # Errors
+    /// A missing tensor, or one of another shape or type.
+    pub fn conv_taps(&self, name: &str, features: usize, taps: usize) -> Result<Vec<f32>, CheckpointError> {
+        let tensor = self.tensor(name)?;
+        let by_mlx = tensor.shape() == [features, taps, 1];
+        let weight = tensor.to_f32(&if by_mlx { [features, taps, 1] } else { [features, 1, taps] })?;
+        let tap = |tap: usize| weight.iter().skip(tap).step_by(taps.max(1)).copied();
+        Ok((0..taps).flat_map(tap).collect())
+    }
+
+    /// The weights `[out, inp]` of one expert of `module`, whose matrices are stacked: `[experts, out, inp]`.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::linear`].
+    ///
+    /// # Panics
+    /// If the expert's index is not below their number.
+    pub fn expert(
+        &self,
+        exec: &Exec,
+        module: &str,
+        expert: ExpertPlace,
+        out: usize,
+        inp: usize,
+    ) -> Result<Linear, CheckpointError> {
+        let rows = Rows::range(expert.index * out..(expert.index + 1) * out, expert.count * out);
+        self.build(exec, module, &rows, inp, false, Some(expert.count))
+    }
+
+    /// The weights of one expert from the stack `name` of transposed matrices, `[experts, inp, total]`: `rows` of those
+    /// `total`. Only floats are stored in this way.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::linear`].
+    ///
+    /// # Panics
+    /// If the expert's index is not below their number, or `rows` are not within `0..total`.
+    pub fn expert_transposed(
+        &self,
+        name: &str,
+        expert: ExpertPlace,
+        rows: Range<usize>,
+        total: usize,
+        inp: usize,
+    ) -> Result<Linear, CheckpointError> {
+        let columns = Rows::range(rows, total);
+        Ok(Linear::from_transposed(&self.tensor(name)?, expert.index, expert.count, &columns, inp)?)
+    }
+
     /// The weights of module `module` (`model.layers.0.mlp.up_proj`), `[out, inp]`, with its bias if it is to have one.
     ///
     /// # Errors
@@ -338,7 +407,7 @@ impl Checkpoint {
             Some(head_dim) => gguf::neighbours_apart(out, head_dim),
             None => Rows::all(out),
         };
-        self.build(exec, module, &rows, inp, bias)
+        self.build(exec, module, &rows, inp, bias, None)
     }
 
     /// A cut of a fused matrix of `total` rows: one of q, k, v or of gate and up.
@@ -357,9 +426,10 @@ impl Checkpoint {
         inp: usize,
         bias: bool,
     ) -> Result<Linear, CheckpointError> {
-        self.build(exec, module, &Rows::range(rows, total), inp, bias)
+        self.build(exec, module, &Rows::range(rows, total), inp, bias, None)
     }
 
+    /// With `stack`, the tensors are stacks of so many matrices, which `rows` counts below one another.
     fn build(
         &self,
         exec: &Exec,
@@ -367,24 +437,26 @@ impl Checkpoint {
         rows: &Rows,
         inp: usize,
         bias: bool,
+        stack: Option<usize>,
     ) -> Result<Linear, CheckpointError> {
         let named = |kind: &str| format!("{module}.{kind}");
+        let matrix = |name: &str| match stack {
+            None => self.tensor(name),
+            Some(count) => Ok(self.tensor(name)?.stacked(count)?),
+        };
         let declared = self.declared.module(module);
         let linear = match declared {
             None if !self.has(&named("scales")) => {
-                Linear::from_tensor(exec, &self.tensor(&named("weight"))?, rows, inp)?
+                Linear::from_tensor(exec, &matrix(&named("weight"))?, rows, inp)?
             }
-            Some(None) => Linear::from_tensor(exec, &self.tensor(&named("weight"))?, rows, inp)?,
+            Some(None) => Linear::from_tensor(exec, &matrix(&named("weight"))?, rows, inp)?,
             _ => {
-                let optional = |kind: &str| {
-                    let name = named(kind);
-                    if self.has(&name) { self.tensor(&name).map(Some) } else { Ok(None) }
-                };
+                let (biases, global_scale) = (named("biases"), named("global_scale"));
                 let tensors = MlxTensors {
-                    weight: self.tensor(&named("weight"))?,
-                    scales: self.tensor(&named("scales"))?,
-                    biases: optional("biases")?,
-                    global_scale: optional("global_scale")?,
+                    weight: matrix(&named("weight"))?,
+                    scales: matrix(&named("scales"))?,
+                    biases: self.has(&biases).then(|| matrix(&biases)).transpose()?,
+                    global_scale: self.has(&global_scale).then(|| self.tensor(&global_scale)).transpose()?,
                 };
                 Linear::from_mlx(exec, &tensors, rows, inp, declared.flatten())?
             }

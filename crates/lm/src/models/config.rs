@@ -290,8 +290,9 @@ fn untag_floats(value: &mut Value) {
 /// the wrapper's own. Token ids, dtype and quantization stay outside in some files and are kept.
 fn flatten_text_config(mut values: Map<String, Value>) -> Map<String, Value> {
     let Some(Value::Object(mut text)) = values.remove("text_config") else { return values };
-    if !text.contains_key("model_type") && values.get("model_type").is_some_and(|outer| outer == "gemma3") {
-        text.insert("model_type".to_owned(), Value::from("gemma3_text"));
+    let outer = values.get("model_type").and_then(Value::as_str);
+    if let (false, Some(outer @ ("gemma3" | "llama4"))) = (text.contains_key("model_type"), outer) {
+        text.insert("model_type".to_owned(), Value::from(format!("{outer}_text")));
     }
     for (key, value) in values {
         if text.get(&key).is_none_or(Value::is_null) {

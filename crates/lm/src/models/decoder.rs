@@ -2,10 +2,10 @@
 
 use super::description::{Activation, DecoderConfig, LayerConfig, NormPlacement};
 use super::model::{ForwardError, Model, StepInputs};
-use super::parts::attention::Attention;
-use super::parts::mlp::Mlp;
+use super::parts::feed_forward::FeedForward;
+use super::parts::mixer::{CachePlace, Mixer};
 use super::parts::rotary::Rotary;
-use crate::cache::{KvStore, LayerKv};
+use crate::cache::{KvStore, LayerKv, StateSlot};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use lmx_tensor::ops::{self, Norm};
 use lmx_tensor::{Device, Linear, Tensor};
@@ -19,17 +19,19 @@ pub struct Decoder {
     norm: Norm,
     /// `None` where the embedding is the head.
     head: Option<Linear>,
+    /// Factors on the logits, where the head's rows are to have length 1.
+    head_scales: Option<Vec<f32>>,
     device: Device,
 }
 
 #[derive(Debug)]
 struct Layer {
     input_norm: Norm,
-    attention: Attention,
-    attention_output_norm: Option<Norm>,
-    mlp_norm: Norm,
-    mlp: Mlp,
-    mlp_output_norm: Option<Norm>,
+    mixer: Mixer,
+    mixer_output_norm: Option<Norm>,
+    feed_forward_norm: Norm,
+    feed_forward: FeedForward,
+    feed_forward_output_norm: Option<Norm>,
 }
 
 impl Decoder {
@@ -52,14 +54,25 @@ impl Decoder {
         } else {
             Some(checkpoint.linear(exec, "lm_head", config.vocab, config.hidden, false)?)
         };
-        let norm = load_norm(checkpoint, &config, "model.norm")?;
+        let unquantized = config.normed_head && !checkpoint.has("lm_head.scales");
+        let head_scales = head.as_ref().filter(|_| unquantized).map(row_scales);
+        let norm = load_norm(checkpoint, &config, config.names.final_norm)?;
         let mut layers = Vec::with_capacity(config.layers.len());
+        let mut place = CachePlace::default();
         for (i, layer) in config.layers.iter().enumerate() {
             progress(i + 1, total);
-            layers.push(Layer::load(checkpoint, &config, layer, &format!("model.layers.{i}"), device)?);
+            layers.push(Layer::load(
+                checkpoint,
+                &config,
+                layer,
+                &format!("model.layers.{i}"),
+                place,
+                device,
+            )?);
+            place = place.after(layer, config.hidden);
         }
         progress(total, total);
-        Ok(Self { config, embedding, layers, norm, head, device: device.clone() })
+        Ok(Self { config, embedding, layers, norm, head, head_scales, device: device.clone() })
     }
 
     fn head_weight(&self) -> &Linear {
@@ -73,6 +86,17 @@ impl Decoder {
     }
 }
 
+/// What divides each row of a matrix by its length, which is kept from 0 as mlx-lm does.
+fn row_scales(weight: &Linear) -> Vec<f32> {
+    let mut row = vec![0.0; weight.in_features()];
+    let mut scale = |index: usize| {
+        weight.dequantize_row(index, &mut row);
+        let square: f64 = row.iter().map(|&w| f64::from(w) * f64::from(w)).sum();
+        (1.0 / (square.sqrt() + 1e-7)) as f32
+    };
+    (0..weight.out_features()).map(&mut scale).collect()
+}
+
 fn load_norm(checkpoint: &Checkpoint, config: &DecoderConfig, module: &str) -> Result<Norm, CheckpointError> {
     let weight = checkpoint.vector(&format!("{module}.weight"), config.hidden)?;
     Ok(Norm { weight, eps: config.norm.eps, offset: config.norm.offset })
@@ -84,24 +108,27 @@ impl Layer {
         config: &DecoderConfig,
         layer: &LayerConfig,
         name: &str,
+        place: CachePlace,
         device: &Device,
     ) -> Result<Self, CheckpointError> {
         let norm = |suffix: &str| load_norm(checkpoint, config, &format!("{name}.{suffix}"));
-        let (attention_output_norm, mlp_norm, mlp_output_norm) = match layer.norms {
-            NormPlacement::Pre => (None, norm("post_attention_layernorm")?, None),
+        let [input, feed_forward] = config.names.pre_norms;
+        let (input_norm, mixer_output_norm, feed_forward_norm, feed_forward_output_norm) = match layer.norms {
+            NormPlacement::Pre => (norm(input)?, None, norm(feed_forward)?, None),
             NormPlacement::PreAndPost => (
+                norm("input_layernorm")?,
                 Some(norm("post_attention_layernorm")?),
                 norm("pre_feedforward_layernorm")?,
                 Some(norm("post_feedforward_layernorm")?),
             ),
         };
         Ok(Self {
-            input_norm: norm("input_layernorm")?,
-            attention: Attention::load(checkpoint, config, &layer.attention, name, device)?,
-            attention_output_norm,
-            mlp_norm,
-            mlp: Mlp::load(checkpoint, config.hidden, layer.mlp, name, device)?,
-            mlp_output_norm,
+            input_norm,
+            mixer: Mixer::load(checkpoint, config, &layer.mixer, name, place, device)?,
+            mixer_output_norm,
+            feed_forward_norm,
+            feed_forward: FeedForward::load(checkpoint, config, layer.feed_forward, name, device)?,
+            feed_forward_output_norm,
         })
     }
 }
@@ -115,16 +142,16 @@ impl Model for Decoder {
         let mut x = ops::embed(&self.device, &self.embedding, &step.tokens, self.config.embedding_scale)?;
         for (i, layer) in self.layers.iter().enumerate() {
             let normed = ops::rms_norm(&x, &layer.input_norm)?;
-            let attended = layer.attention.forward(&normed, i, step, &rotary, kv)?;
-            layer.mlp.read_ahead(&self.device);
-            x = ops::add(&x, &post_norm(attended, layer.attention_output_norm.as_ref())?)?;
-            let normed = ops::rms_norm(&x, &layer.mlp_norm)?;
-            let fed = layer.mlp.forward(&normed)?;
+            let mixed = layer.mixer.forward(&normed, step, &rotary, kv)?;
+            layer.feed_forward.read_ahead(&self.device);
+            x = ops::add(&x, &post_norm(mixed, layer.mixer_output_norm.as_ref())?)?;
+            let normed = ops::rms_norm(&x, &layer.feed_forward_norm)?;
+            let fed = layer.feed_forward.forward(&normed)?;
             match self.layers.get(i + 1) {
-                Some(next) => next.attention.read_ahead(&self.device),
+                Some(next) => next.mixer.read_ahead(&self.device),
                 None => ops::read_ahead(&self.device, [self.head_weight()]),
             }
-            x = ops::add(&x, &post_norm(fed, layer.mlp_output_norm.as_ref())?)?;
+            x = ops::add(&x, &post_norm(fed, layer.feed_forward_output_norm.as_ref())?)?;
         }
         Ok(x)
     }
@@ -133,6 +160,9 @@ impl Model for Decoder {
         // The final norm belongs here, so that it runs for the wanted rows only.
         let picked = ops::rms_norm(&ops::select_rows(hidden, rows)?, &self.norm)?;
         let mut logits = ops::linear(&picked, self.head_weight())?;
+        if let Some(scales) = &self.head_scales {
+            ops::scale_features(&mut logits, scales)?;
+        }
         if let Some(cap) = self.config.logit_softcap {
             ops::softcap(&mut logits, cap);
         }
@@ -140,7 +170,11 @@ impl Model for Decoder {
     }
 
     fn layer_kv(&self) -> Vec<LayerKv> {
-        self.config.layers.iter().map(|l| l.attention.layer_kv()).collect()
+        self.config.layer_kv()
+    }
+
+    fn states(&self) -> Vec<StateSlot> {
+        self.config.states()
     }
 
     fn device(&self) -> &Device {
@@ -150,8 +184,9 @@ impl Model for Decoder {
     fn visit_linears(&self, visit: &mut dyn FnMut(&str, &Linear)) {
         visit("model.embed_tokens", &self.embedding);
         for (i, layer) in self.layers.iter().enumerate() {
-            layer.attention.visit_linears(&format!("model.layers.{i}.self_attn"), visit);
-            layer.mlp.visit_linears(&format!("model.layers.{i}.mlp"), visit);
+            let (name, feed_forward) = (format!("model.layers.{i}"), self.config.names.feed_forward);
+            layer.mixer.visit_linears(&name, visit);
+            layer.feed_forward.visit_linears(&format!("{name}.{feed_forward}"), visit);
         }
         if let Some(head) = &self.head {
             visit("lm_head", head);

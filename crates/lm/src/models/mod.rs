@@ -11,6 +11,7 @@ pub mod rope;
 pub use config::{Config, ConfigError};
 pub use decoder::Decoder;
 pub use description::{
-    Activation, AttentionConfig, DecoderConfig, LayerConfig, MlpConfig, NormConfig, NormPlacement,
+    Activation, AttentionConfig, DecoderConfig, ExpertsConfig, FeedForwardConfig, LayerConfig, MixerConfig,
+    MlpConfig, Names, NormConfig, NormPlacement, QkNorm, ShortConvConfig, Temperature,
 };
 pub use model::{ForwardError, Model, StepInputs, StepSequence, kv_spec};

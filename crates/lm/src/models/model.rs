@@ -1,6 +1,6 @@
 //! The seam between the engine and a network.
 
-use crate::cache::{KvError, KvSpec, KvStore, LayerKv, SequenceId};
+use crate::cache::{KvError, KvSpec, KvStore, LayerKv, SequenceId, StateSlot};
 use lmx_tensor::kernels::attention::KvType;
 use lmx_tensor::{Device, Linear, OpError, Tensor};
 use std::ops::Range;
@@ -74,8 +74,11 @@ pub trait Model: Send {
     /// [`ForwardError`].
     fn head(&self, hidden: &Tensor, rows: &[usize]) -> Result<Tensor, ForwardError>;
 
-    /// What each layer caches, first to last.
+    /// The keys and values of each layer that has them, first to last.
     fn layer_kv(&self) -> Vec<LayerKv>;
+
+    /// The slots of recurrent state of all layers, first to last.
+    fn states(&self) -> Vec<StateSlot>;
 
     /// The device that it runs on.
     fn device(&self) -> &Device;
@@ -96,8 +99,8 @@ pub trait Model: Send {
     fn original_context(&self) -> Option<usize>;
 }
 
-/// The grouping of a model's layers, stored as `ty`.
+/// What a model keeps of each sequence, keys and values stored as `ty`.
 #[must_use]
 pub fn kv_spec(model: &dyn Model, ty: KvType) -> KvSpec {
-    KvSpec::new(&model.layer_kv(), ty)
+    KvSpec::new(&model.layer_kv(), ty).with_states(model.states())
 }

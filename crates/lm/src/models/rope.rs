@@ -272,6 +272,8 @@ pub(crate) struct RopeDefaults {
     pub(crate) base: f64,
     /// The key that holds the base beside the scaling's object.
     pub(crate) base_key: &'static str,
+    /// Whether neighbours make a pair where `rope_traditional` does not say.
+    pub(crate) traditional: bool,
     /// Whether the family rotates only `partial_rotary_factor` of a head when told so.
     pub(crate) partial: bool,
     /// `max_position_embeddings`, or the family's default.
@@ -324,7 +326,7 @@ impl Rope {
                 config.invalid(if defaults.partial { "partial_rotary_factor" } else { "head_dim" }, &allowed)
             );
         }
-        let traditional = config.flag_or("rope_traditional", false)?;
+        let traditional = config.flag_or("rope_traditional", defaults.traditional)?;
         let scaling = read_scaling(config, section, dims, defaults)?;
         Ok(Self::new(dims, base, traditional, scaling))
     }

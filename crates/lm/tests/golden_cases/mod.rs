@@ -145,7 +145,13 @@ fn rule_values(name: &str, len: usize, norm_center: f64) -> Vec<f32> {
         h = (h * 2_246_822_519) & 0xFFFF_FFFF;
         h ^= h >> 13;
         let u = h as f64 / 2f64.powi(31) - 1.0;
-        (if name.ends_with("norm.weight") { norm_center + 0.1 * u } else { 0.15 * u }) as f32
+        let convolution = ["conv.conv.weight", "conv_k", "conv_v"].iter().any(|end| name.ends_with(end));
+        let value = match (name.ends_with("norm.weight"), convolution) {
+            (true, _) => norm_center + 0.1 * u,
+            (false, true) => 1.0 + 0.1 * u,
+            (false, false) => 0.15 * u,
+        };
+        value as f32
     };
     (1..=len as u64).map(value).collect()
 }

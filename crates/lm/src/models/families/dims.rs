@@ -19,7 +19,7 @@ pub(super) struct Dims {
     pub(super) vocab: usize,
     /// `max_position_embeddings`.
     pub(super) positions: usize,
-    /// `rms_norm_eps`.
+    /// `rms_norm_eps`, or what the family calls it.
     pub(super) eps: f32,
 }
 
@@ -38,6 +38,18 @@ pub(super) struct Defaults {
 impl Dims {
     /// Reads and checks the sizes.
     pub(super) fn read(config: &Config, defaults: &Defaults) -> Result<Self, ConfigError> {
+        let intermediate = config.size("intermediate_size")?;
+        check_width(config, "intermediate_size", intermediate)?;
+        Self::with(config, defaults, intermediate, "rms_norm_eps")
+    }
+
+    /// [`Dims::read`] for a family that has its own keys for the width of the MLP and the norms' epsilon.
+    pub(super) fn with(
+        config: &Config,
+        defaults: &Defaults,
+        intermediate: usize,
+        eps_key: &str,
+    ) -> Result<Self, ConfigError> {
         let or_required = |key: &str, default: Option<usize>| match default {
             Some(default) => config.size_or(key, default),
             None => config.size(key),
@@ -57,33 +69,37 @@ impl Dims {
         let dims = Self {
             hidden,
             layers: config.size("num_hidden_layers")?,
-            intermediate: config.size("intermediate_size")?,
+            intermediate,
             heads,
             kv_heads,
             head_dim,
             vocab: or_required("vocab_size", defaults.vocab)?,
             positions: config.size_or("max_position_embeddings", defaults.positions)?,
-            eps: config.positive_or("rms_norm_eps", defaults.eps)? as f32,
+            eps: config.positive_or(eps_key, defaults.eps)? as f32,
         };
         dims.check(config)?;
         Ok(dims)
     }
 
     fn check(&self, config: &Config) -> Result<(), ConfigError> {
-        let at_most = |key: &str, value: usize, most: usize| match value <= most {
-            true => Ok(()),
-            false => Err(config.invalid(key, &format!("at most {most}"))),
-        };
-        at_most("num_hidden_layers", self.layers, LAYERS_MAX)?;
-        at_most("hidden_size", self.hidden, WIDTH_MAX)?;
-        at_most("intermediate_size", self.intermediate, WIDTH_MAX)?;
-        at_most("vocab_size", self.vocab, WIDTH_MAX)?;
-        at_most("num_attention_heads", self.heads, WIDTH_MAX)?;
-        at_most("head_dim", self.head_dim, WIDTH_MAX / self.heads)?;
+        at_most(config, "num_hidden_layers", self.layers, LAYERS_MAX)?;
+        check_width(config, "hidden_size", self.hidden)?;
+        check_width(config, "vocab_size", self.vocab)?;
+        check_width(config, "num_attention_heads", self.heads)?;
+        at_most(config, "head_dim", self.head_dim, WIDTH_MAX / self.heads)?;
         if !self.heads.is_multiple_of(self.kv_heads) {
             let allowed = format!("a divisor of num_attention_heads, {}", self.heads);
             return Err(config.invalid("num_key_value_heads", &allowed));
         }
         Ok(())
     }
+}
+
+/// Refuses a width that no model has.
+pub(super) fn check_width(config: &Config, key: &str, width: usize) -> Result<(), ConfigError> {
+    at_most(config, key, width, WIDTH_MAX)
+}
+
+fn at_most(config: &Config, key: &str, value: usize, most: usize) -> Result<(), ConfigError> {
+    if value <= most { Ok(()) } else { Err(config.invalid(key, &format!("at most {most}"))) }
 }

@@ -5,6 +5,7 @@
 use super::dims::{Defaults, Dims};
 use super::llama::{plain_attention, plain_decoder, rope_defaults};
 use super::{activation, sliding_layers, windows};
+use crate::cache::Policy;
 use crate::models::config::{Config, ConfigError};
 use crate::models::description::{
     Activation, AttentionConfig, DecoderConfig, LayerConfig, MlpConfig, NormConfig, NormPlacement,
@@ -27,8 +28,8 @@ pub(super) fn describe(config: &Config) -> Result<DecoderConfig, ConfigError> {
     };
     let mlp = mlp(config, &dims)?;
     let layer = |window: Option<usize>| LayerConfig {
-        attention: AttentionConfig { window, ..attention.clone() },
-        mlp,
+        mixer: AttentionConfig { policy: Policy::of_layer(window), ..attention.clone() }.into(),
+        feed_forward: mlp.into(),
         norms: NormPlacement::PreAndPost,
     };
     Ok(DecoderConfig {

@@ -7,8 +7,9 @@ use half::bf16;
 use super::dims::{Defaults, Dims};
 use super::llama::rope_defaults;
 use super::{gemma2, sliding_layers, windows};
+use crate::cache::Policy;
 use crate::models::config::{Config, ConfigError};
-use crate::models::description::{AttentionConfig, DecoderConfig, LayerConfig, NormPlacement};
+use crate::models::description::{AttentionConfig, DecoderConfig, LayerConfig, NormPlacement, QkNorm};
 use crate::models::rope::{Rope, RopeDefaults};
 
 const DEFAULTS: Defaults = Defaults {
@@ -30,15 +31,16 @@ pub(super) fn describe(config: &Config) -> Result<DecoderConfig, ConfigError> {
     let by_pattern = || (1..=dims.layers).map(|layer| !layer.is_multiple_of(pattern)).collect();
     let sliding = sliding_layers(config, dims.layers)?.unwrap_or_else(by_pattern);
     let window = config.size_or("sliding_window", 4096)?;
-    let attention = AttentionConfig { qk_norm: true, ..gemma2::attention(config, &dims)? };
+    let attention = AttentionConfig { qk_norm: QkNorm::Weighted, ..gemma2::attention(config, &dims)? };
     let mlp = gemma2::mlp(config, &dims)?;
     let layer = |window: Option<usize>| LayerConfig {
-        attention: AttentionConfig {
-            window,
+        mixer: AttentionConfig {
+            policy: Policy::of_layer(window),
             rope: Some(if window.is_some() { LOCAL } else { GLOBAL }),
             ..attention.clone()
-        },
-        mlp,
+        }
+        .into(),
+        feed_forward: mlp.into(),
         norms: NormPlacement::PreAndPost,
     };
     let mut decoder = gemma2::gemma_decoder(config, &dims, global)?;

@@ -4,9 +4,11 @@
 
 use super::dims::{Defaults, Dims};
 use super::{activation, sliding_layers, windows};
+use crate::cache::Policy;
 use crate::models::config::{Config, ConfigError};
 use crate::models::description::{
-    Activation, AttentionConfig, DecoderConfig, LayerConfig, MlpConfig, NormConfig, NormPlacement,
+    Activation, AttentionConfig, DecoderConfig, LayerConfig, MlpConfig, Names, NormConfig, NormPlacement,
+    QkNorm,
 };
 use crate::models::rope::{Rope, RopeDefaults};
 
@@ -60,13 +62,14 @@ pub(super) fn describe_with(
         fused_gate_up: false,
     };
     let layer = |window: &Option<usize>| LayerConfig {
-        attention: AttentionConfig {
-            window: *window,
+        mixer: AttentionConfig {
+            policy: Policy::of_layer(*window),
             qkv_bias: attention_bias,
             output_bias: attention_bias,
             ..plain_attention(dims)
-        },
-        mlp,
+        }
+        .into(),
+        feed_forward: mlp.into(),
         norms: NormPlacement::Pre,
     };
     Ok(DecoderConfig {
@@ -82,6 +85,7 @@ pub(super) fn rope_defaults(dims: &Dims, base: f64) -> RopeDefaults {
         head_dim: dims.head_dim,
         base,
         base_key: "rope_theta",
+        traditional: false,
         partial: false,
         max_positions: dims.positions,
         original_context: dims.positions,
@@ -96,12 +100,14 @@ pub(super) fn plain_attention(dims: &Dims) -> AttentionConfig {
         head_dim: dims.head_dim,
         scale: (dims.head_dim as f32).sqrt().recip(),
         softcap: None,
-        window: None,
-        qk_norm: false,
+        policy: Policy::Full,
+        qk_norm: QkNorm::None,
         qkv_bias: false,
         output_bias: false,
         fused_qkv: false,
         rope: Some(0),
+        temperature: None,
+        kv_conv: false,
     }
 }
 
@@ -117,5 +123,7 @@ pub(super) fn plain_decoder(dims: &Dims, rope: Rope) -> DecoderConfig {
         embedding_scale: 1.0,
         logit_softcap: None,
         tied_head: false,
+        normed_head: false,
+        names: Names::LLAMA,
     }
 }

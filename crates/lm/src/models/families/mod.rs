@@ -1,11 +1,14 @@
 //! The model families: each reads a [`Config`] and fills a [`DecoderConfig`]. A new family is a file here and a line
 //! in `FAMILIES`.
 
+mod baichuan_m1;
 mod dims;
 mod gemma2;
 mod gemma3;
 mod keys;
+mod lfm2;
 mod llama;
+mod llama4;
 mod phi3;
 mod qwen;
 mod smollm3;
@@ -15,14 +18,20 @@ pub(crate) use dims::LAYERS_MAX;
 use super::config::{Config, ConfigError};
 use super::description::{Activation, DecoderConfig};
 
+/// The largest number of experts of a layer; known models have up to 512.
+const EXPERTS_MAX: usize = 1 << 12;
+
 type Describe = fn(&Config) -> Result<DecoderConfig, ConfigError>;
 
 /// The families by `model_type`.
 const FAMILIES: &[(&str, Describe)] = &[
+    ("baichuan_m1", baichuan_m1::describe),
     ("gemma2", gemma2::describe),
     ("gemma3_text", gemma3::describe),
     ("iquestcoder", llama::describe),
+    ("lfm2", lfm2::describe),
     ("llama", llama::describe),
+    ("llama4_text", llama4::describe),
     ("mistral", llama::describe_mistral),
     ("phi3", phi3::describe),
     ("qwen2", qwen::describe_qwen2),
@@ -68,6 +77,18 @@ fn sliding_layers(config: &Config, layers: usize) -> Result<Option<Vec<bool>>, C
         Some("sliding_attention") => Some(true),
         _ => None,
     })
+}
+
+/// Whether each of the `layers` is in the list of layer numbers, counted from 0, at `key`, where that is present.
+fn listed_layers(config: &Config, key: &str, layers: usize) -> Result<Option<Vec<bool>>, ConfigError> {
+    let Some(value) = config.get(key) else { return Ok(None) };
+    let invalid = || config.invalid(key, &format!("a list of layers, each from 0 to {}", layers - 1));
+    let mut listed = vec![false; layers];
+    for layer in value.as_array().ok_or_else(invalid)? {
+        let layer = layer.as_u64().and_then(|layer| usize::try_from(layer).ok());
+        *layer.and_then(|layer| listed.get_mut(layer)).ok_or_else(invalid)? = true;
+    }
+    Ok(Some(listed))
 }
 
 /// One window per layer from what [`sliding_layers`] says; a sliding layer needs a `sliding_window`.

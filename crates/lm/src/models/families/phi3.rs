@@ -5,6 +5,7 @@
 use super::activation;
 use super::dims::{Defaults, Dims};
 use super::llama::{plain_attention, plain_decoder, rope_defaults};
+use crate::cache::Policy;
 use crate::models::config::{Config, ConfigError};
 use crate::models::description::{
     Activation, AttentionConfig, DecoderConfig, LayerConfig, MlpConfig, NormPlacement,
@@ -21,7 +22,7 @@ pub(super) fn describe(config: &Config) -> Result<DecoderConfig, ConfigError> {
     let rope = Rope::from_config(config, &rope_defaults)?;
     let attention = AttentionConfig {
         fused_qkv: true,
-        window: config.size_opt("sliding_window")?,
+        policy: Policy::of_layer(config.size_opt("sliding_window")?),
         ..plain_attention(&dims)
     };
     let mlp = MlpConfig {
@@ -30,7 +31,7 @@ pub(super) fn describe(config: &Config) -> Result<DecoderConfig, ConfigError> {
         bias: false,
         fused_gate_up: true,
     };
-    let layer = LayerConfig { attention, mlp, norms: NormPlacement::Pre };
+    let layer = LayerConfig { mixer: attention.into(), feed_forward: mlp.into(), norms: NormPlacement::Pre };
     Ok(DecoderConfig {
         layers: vec![layer; dims.layers],
         tied_head: config.flag_or("tie_word_embeddings", false)?,

@@ -5,9 +5,10 @@
 use super::dims::{Defaults, Dims};
 use super::llama::{plain_attention, plain_decoder, rope_defaults};
 use super::{activation, sliding_layers, windows};
+use crate::cache::Policy;
 use crate::models::config::{Config, ConfigError};
 use crate::models::description::{
-    Activation, AttentionConfig, DecoderConfig, LayerConfig, MlpConfig, NormPlacement,
+    Activation, AttentionConfig, DecoderConfig, LayerConfig, MlpConfig, NormPlacement, QkNorm,
 };
 use crate::models::rope::Rope;
 
@@ -23,8 +24,12 @@ pub(super) fn describe_qwen2(config: &Config) -> Result<DecoderConfig, ConfigErr
 pub(super) fn describe_qwen3(config: &Config) -> Result<DecoderConfig, ConfigError> {
     let dims = Dims::read(config, &QWEN3)?;
     let bias = config.flag_or("attention_bias", false)?;
-    let attention =
-        AttentionConfig { qk_norm: true, qkv_bias: bias, output_bias: bias, ..plain_attention(&dims) };
+    let attention = AttentionConfig {
+        qk_norm: QkNorm::Weighted,
+        qkv_bias: bias,
+        output_bias: bias,
+        ..plain_attention(&dims)
+    };
     describe(config, &dims, 1e6, attention)
 }
 
@@ -42,8 +47,8 @@ fn describe(
         fused_gate_up: false,
     };
     let layer = |window: Option<usize>| LayerConfig {
-        attention: AttentionConfig { window, ..attention.clone() },
-        mlp,
+        mixer: AttentionConfig { policy: Policy::of_layer(window), ..attention.clone() }.into(),
+        feed_forward: mlp.into(),
         norms: NormPlacement::Pre,
     };
     Ok(DecoderConfig {

@@ -5,7 +5,7 @@
 use super::dims::{Defaults, Dims};
 use super::{llama, sliding_layers, windows};
 use crate::models::config::{Config, ConfigError};
-use crate::models::description::DecoderConfig;
+use crate::models::description::{DecoderConfig, MixerConfig};
 
 const DEFAULTS: Defaults =
     Defaults { heads: None, kv_heads: Some(4), head_dim: None, vocab: None, positions: 32_768, eps: 1e-6 };
@@ -32,7 +32,9 @@ pub(super) fn describe(config: &Config) -> Result<DecoderConfig, ConfigError> {
     let mut decoder = llama::describe_with(config, &dims, &windows, 2e6)?;
     decoder.tied_head = config.flag_or("tie_word_embeddings", true)?;
     for (layer, roped) in decoder.layers.iter_mut().zip(roped) {
-        layer.attention.rope = Some(0).filter(|_| roped);
+        if let MixerConfig::Attention(attention) = &mut layer.mixer {
+            attention.rope = Some(0).filter(|_| roped);
+        }
     }
     Ok(decoder)
 }

@@ -1,11 +1,13 @@
 //! Multi-head attention with grouped keys and values over the KV blocks.
 
+use super::conv::CausalConv;
+use super::mixer::CachePlace;
 use super::rotary::Rotary;
-use crate::cache::{KvStore, LayerKv, Policy};
+use crate::cache::KvStore;
 use crate::checkpoint::{Checkpoint, CheckpointError};
-use crate::models::{AttentionConfig, DecoderConfig, ForwardError, StepInputs};
+use crate::models::{AttentionConfig, DecoderConfig, ForwardError, Names, QkNorm, StepInputs, Temperature};
 use lmx_tensor::kernels::attention::{AttentionShape, Sequence};
-use lmx_tensor::ops::{self, Norm};
+use lmx_tensor::ops::{self, Conv, Norm};
 use lmx_tensor::{Device, Linear, Tensor};
 
 #[derive(Debug)]
@@ -17,15 +19,11 @@ pub(in crate::models) struct Attention {
     output: Linear,
     /// Norms over each head of q and k.
     qk_norm: Option<(Norm, Norm)>,
-}
-
-impl AttentionConfig {
-    /// What a layer with this attention caches.
-    #[must_use]
-    pub fn layer_kv(&self) -> LayerKv {
-        let policy = Policy::of_layer(self.window);
-        LayerKv { kv_heads: self.kv_heads, head_dim: self.head_dim, policy }
-    }
+    /// What mixes k and v with those of the token before.
+    kv_conv: Option<(CausalConv, CausalConv)>,
+    /// Its place among the layers that have keys and values.
+    layer: usize,
+    names: Names,
 }
 
 impl Attention {
@@ -34,9 +32,10 @@ impl Attention {
         model: &DecoderConfig,
         config: &AttentionConfig,
         layer: &str,
+        place: CachePlace,
         device: &Device,
     ) -> Result<Self, CheckpointError> {
-        let exec = device.exec();
+        let (exec, names) = (device.exec(), model.names);
         let (q_rows, kv_rows) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
         let module = |name: &str| format!("{layer}.self_attn.{name}");
         let linear = |name: &str, rows: usize| {
@@ -45,35 +44,39 @@ impl Attention {
         let (q, k, v) = if config.fused_qkv {
             let total = q_rows + 2 * kv_rows;
             let cut = |rows| {
-                let (name, bias) = (module("qkv_proj"), config.qkv_bias);
+                let (name, bias) = (module(names.fused_qkv), config.qkv_bias);
                 checkpoint.linear_rows(exec, &name, rows, total, model.hidden, bias)
             };
             (cut(0..q_rows)?, cut(q_rows..q_rows + kv_rows)?, cut(q_rows + kv_rows..total)?)
         } else {
             (linear("q_proj", q_rows)?, linear("k_proj", kv_rows)?, linear("v_proj", kv_rows)?)
         };
-        let output = checkpoint.linear(exec, &module("o_proj"), model.hidden, q_rows, config.output_bias)?;
-        let norm = |name: &str| -> Result<Norm, CheckpointError> {
-            let weight = checkpoint.vector(&format!("{}.weight", module(name)), config.head_dim)?;
-            Ok(Norm { weight, eps: model.norm.eps, offset: model.norm.offset })
+        let output = module(names.attention_output);
+        let output = checkpoint.linear(exec, &output, model.hidden, q_rows, config.output_bias)?;
+        let qk_norm = load_qk_norm(checkpoint, model, config, layer)?;
+        let conv = |name: &str, slot| load_kv_conv(checkpoint, config, &module(name), slot);
+        let kv_conv = match config.kv_conv {
+            true => Some((conv("conv_k", place.slot)?, conv("conv_v", place.slot + 1)?)),
+            false => None,
         };
-        let qk_norm = if config.qk_norm { Some((norm("q_norm")?, norm("k_norm")?)) } else { None };
-        Ok(Self { config: config.clone(), q, k, v, output, qk_norm })
+        Ok(Self { config: config.clone(), q, k, v, output, qk_norm, kv_conv, layer: place.kv, names })
     }
 
     pub(in crate::models) fn forward(
         &self,
         x: &Tensor,
-        layer: usize,
         step: &StepInputs,
         rotary: &Rotary,
         kv: &mut KvStore,
     ) -> Result<Tensor, ForwardError> {
-        let [mut q, mut k, v] = ops::linears(x, [&self.q, &self.k, &self.v])?;
+        let [mut q, mut k, mut v] = ops::linears(x, [&self.q, &self.k, &self.v])?;
         ops::read_ahead(x.device(), [&self.output]);
-        if let Some((q_norm, k_norm)) = &self.qk_norm {
-            q = ops::rms_norm_heads(&q, q_norm)?;
-            k = ops::rms_norm_heads(&k, k_norm)?;
+        if let Some((k_conv, v_conv)) = &self.kv_conv {
+            k = k_conv.forward(&k, step, kv)?;
+            v = v_conv.forward(&v, step, kv)?;
+        }
+        if self.config.qk_norm == QkNorm::Weighted {
+            self.normalize(&mut q, &mut k)?;
         }
         if let Some(rope) = self.config.rope {
             let table = rotary.table(rope);
@@ -86,13 +89,28 @@ impl Attention {
             ops::rope(&mut q, self.config.head_dim, &rope)?;
             ops::rope(&mut k, self.config.head_dim, &rope)?;
         }
+        if self.config.qk_norm == QkNorm::Plain {
+            self.normalize(&mut q, &mut k)?;
+        }
+        if let Some(temperature) = self.config.temperature {
+            let factors: Vec<f32> = step.positions.iter().map(|&p| temperature.factor(p)).collect();
+            ops::scale_rows(&mut q, &factors)?;
+        }
         let width = k.cols();
         for sequence in &step.sequences {
             let range = sequence.rows.start * width..sequence.rows.end * width;
-            kv.write(sequence.id, layer, &k.data()[range.clone()], &v.data()[range])?;
+            kv.write(sequence.id, self.layer, &k.data()[range.clone()], &v.data()[range])?;
         }
-        let attended = self.attend(&q, layer, step, kv)?;
+        let attended = self.attend(&q, step, kv)?;
         Ok(ops::linear(&attended, &self.output)?)
+    }
+
+    fn normalize(&self, q: &mut Tensor, k: &mut Tensor) -> Result<(), ForwardError> {
+        if let Some((q_norm, k_norm)) = &self.qk_norm {
+            *q = ops::rms_norm_heads(q, q_norm)?;
+            *k = ops::rms_norm_heads(k, k_norm)?;
+        }
+        Ok(())
     }
 
     /// [`ops::read_ahead`] of what [`Attention::forward`] reads first.
@@ -100,14 +118,9 @@ impl Attention {
         ops::read_ahead(device, [&self.q, &self.k, &self.v]);
     }
 
-    fn attend(
-        &self,
-        q: &Tensor,
-        layer: usize,
-        step: &StepInputs,
-        kv: &KvStore,
-    ) -> Result<Tensor, ForwardError> {
+    fn attend(&self, q: &Tensor, step: &StepInputs, kv: &KvStore) -> Result<Tensor, ForwardError> {
         // The cache knows what queries see: the layer's own window, or one that the user set.
+        let layer = self.layer;
         let group = &kv.spec().groups[kv.spec().layers[layer].0];
         let shape = AttentionShape {
             heads: self.config.heads,
@@ -126,10 +139,60 @@ impl Attention {
         Ok(ops::attention(&shape, q, &sequences)?)
     }
 
-    pub(in crate::models) fn visit_linears(&self, name: &str, visit: &mut dyn FnMut(&str, &Linear)) {
-        visit(&format!("{name}.q_proj"), &self.q);
-        visit(&format!("{name}.k_proj"), &self.k);
-        visit(&format!("{name}.v_proj"), &self.v);
-        visit(&format!("{name}.o_proj"), &self.output);
+    pub(in crate::models) fn visit_linears(&self, layer: &str, visit: &mut dyn FnMut(&str, &Linear)) {
+        let matrices = [
+            ("q_proj", &self.q),
+            ("k_proj", &self.k),
+            ("v_proj", &self.v),
+            (self.names.attention_output, &self.output),
+        ];
+        for (name, linear) in matrices {
+            visit(&format!("{layer}.self_attn.{name}"), linear);
+        }
     }
+}
+
+impl Temperature {
+    /// What a query at `position` is multiplied with.
+    fn factor(self, position: u32) -> f32 {
+        let steps = (u64::from(position) + 1) / self.floor.max(1) as u64;
+        (1.0 + self.scale * (steps as f64).ln_1p()) as f32
+    }
+}
+
+fn load_qk_norm(
+    checkpoint: &Checkpoint,
+    model: &DecoderConfig,
+    config: &AttentionConfig,
+    layer: &str,
+) -> Result<Option<(Norm, Norm)>, CheckpointError> {
+    let eps = model.norm.eps;
+    let weighted = |name: &str| -> Result<Norm, CheckpointError> {
+        let weight = checkpoint.vector(&format!("{layer}.self_attn.{name}.weight"), config.head_dim)?;
+        Ok(Norm { weight, eps, offset: model.norm.offset })
+    };
+    let plain = || Norm { weight: vec![1.0; config.head_dim], eps, offset: 0.0 };
+    let [q, k] = model.names.qk_norms;
+    Ok(match config.qk_norm {
+        QkNorm::None => None,
+        QkNorm::Weighted => Some((weighted(q)?, weighted(k)?)),
+        QkNorm::Plain => Some((plain(), plain())),
+    })
+}
+
+/// The two taps of each head, for each of its features.
+fn load_kv_conv(
+    checkpoint: &Checkpoint,
+    config: &AttentionConfig,
+    name: &str,
+    slot: usize,
+) -> Result<CausalConv, CheckpointError> {
+    let taps = checkpoint.values(name, &[1, 1, config.kv_heads, 1, 2])?;
+    let spread = |tap: usize| {
+        let heads = taps.iter().skip(tap).step_by(2);
+        heads.flat_map(|&weight| std::iter::repeat_n(weight, config.head_dim))
+    };
+    let weight = spread(0).chain(spread(1)).collect();
+    let conv = Conv { weight, bias: vec![0.0; config.kv_heads * config.head_dim] };
+    Ok(CausalConv::new(conv, slot))
 }

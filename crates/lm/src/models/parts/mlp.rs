@@ -1,7 +1,7 @@
 //! The gated feed-forward block: `down(activation(gate(x)) * up(x))`.
 
 use crate::checkpoint::{Checkpoint, CheckpointError};
-use crate::models::MlpConfig;
+use crate::models::{Activation, DecoderConfig, MlpConfig};
 use lmx_tensor::ops::{self, Gate};
 use lmx_tensor::{Device, Linear, OpError, Tensor};
 
@@ -11,29 +11,42 @@ pub(in crate::models) struct Mlp {
     up: Linear,
     down: Linear,
     activation: Gate,
+    /// What the checkpoint calls the three.
+    names: [&'static str; 3],
 }
 
 impl Mlp {
+    pub(in crate::models) fn new(
+        gate: Linear,
+        up: Linear,
+        down: Linear,
+        activation: Activation,
+        names: [&'static str; 3],
+    ) -> Self {
+        Self { gate, up, down, activation: activation.op(), names }
+    }
+
     pub(in crate::models) fn load(
         checkpoint: &Checkpoint,
-        hidden: usize,
+        model: &DecoderConfig,
         config: MlpConfig,
-        layer: &str,
+        module: &str,
         device: &Device,
     ) -> Result<Self, CheckpointError> {
-        let (exec, width) = (device.exec(), config.intermediate);
+        let (exec, width, hidden) = (device.exec(), config.intermediate, model.hidden);
+        let names = model.names.projections;
         let linear = |name: &str, out: usize, inp: usize| {
-            checkpoint.linear(exec, &format!("{layer}.mlp.{name}"), out, inp, config.bias)
+            checkpoint.linear(exec, &format!("{module}.{name}"), out, inp, config.bias)
         };
         let (gate, up) = if config.fused_gate_up {
-            let fused = format!("{layer}.mlp.gate_up_proj");
+            let fused = format!("{module}.gate_up_proj");
             let cut = |rows| checkpoint.linear_rows(exec, &fused, rows, 2 * width, hidden, config.bias);
             (cut(0..width)?, cut(width..2 * width)?)
         } else {
-            (linear("gate_proj", width, hidden)?, linear("up_proj", width, hidden)?)
+            (linear(names[0], width, hidden)?, linear(names[1], width, hidden)?)
         };
-        let down = linear("down_proj", hidden, width)?;
-        Ok(Self { gate, up, down, activation: config.activation.op() })
+        let down = linear(names[2], hidden, width)?;
+        Ok(Self::new(gate, up, down, config.activation, names))
     }
 
     pub(in crate::models) fn forward(&self, x: &Tensor) -> Result<Tensor, OpError> {
@@ -47,9 +60,9 @@ impl Mlp {
         ops::read_ahead(device, [&self.gate, &self.up]);
     }
 
-    pub(in crate::models) fn visit_linears(&self, name: &str, visit: &mut dyn FnMut(&str, &Linear)) {
-        visit(&format!("{name}.gate_proj"), &self.gate);
-        visit(&format!("{name}.up_proj"), &self.up);
-        visit(&format!("{name}.down_proj"), &self.down);
+    pub(in crate::models) fn visit_linears(&self, module: &str, visit: &mut dyn FnMut(&str, &Linear)) {
+        for (name, linear) in self.names.iter().zip([&self.gate, &self.up, &self.down]) {
+            visit(&format!("{module}.{name}"), linear);
+        }
     }
 }
