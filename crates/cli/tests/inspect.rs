@@ -44,8 +44,10 @@ fn the_json_object() {
     assert_eq!(object["bits_per_weight"], 32.0);
     assert_eq!(object["context_length"], 131_072);
     assert_eq!(object["rope"][0]["base"], 10000.0);
-    let layer =
-        json!({"kind": "full", "window": null, "kv_heads": 1, "head_dim": 32, "bytes_per_token": 256});
+    let layer = json!({
+        "kind": "full", "window": null, "kv_heads": 1, "head_dim": 32, "bytes_per_token": 256, "state_bytes": 0,
+        "experts": 0
+    });
     assert_eq!(object["layers"], json!([layer, layer]));
     assert_eq!((&object["bos"], &object["thinking"]), (&Value::Null, &Value::Null));
     assert_eq!(object["eos"], json!([{"id": 256, "text": END, "source": "config"}]));
@@ -100,10 +102,47 @@ fn windows_and_smaller_caches() {
     let object = inspect(&model, &["--context", "1024", "--kv-dtype", "bf16"]);
     assert_eq!(
         object["layers"][0],
-        json!({"kind": "window", "window": 40, "kv_heads": 1, "head_dim": 32, "bytes_per_token": 128})
+        json!({
+            "kind": "window", "window": 40, "kv_heads": 1, "head_dim": 32, "bytes_per_token": 128, "state_bytes": 0,
+            "experts": 0
+        })
     );
     // The last 40 of 1024 positions lie in two blocks of 32.
     assert_eq!(object["memory"]["kv_bytes"], 2 * 32 * 2 * 128);
+}
+
+#[test]
+fn layers_with_state_chunks_and_experts() {
+    let model = Model::random();
+    let said = |keys: Value| {
+        model.edit("config.json", |config| {
+            config["architectures"] = Value::Null;
+            keys.as_object().unwrap().iter().for_each(|(key, value)| config[key] = value.clone());
+        });
+        let outcome = run(&["inspect", "--kv-dtype", "f32", "--model", model.path()]);
+        let line = |title: &str| {
+            outcome
+                .stdout
+                .lines()
+                .find_map(|line| line.strip_prefix(title))
+                .unwrap_or_default()
+                .trim()
+                .to_owned()
+        };
+        (line("layers"), line("cache"))
+    };
+    let (layers, cache) = said(json!({"model_type": "lfm2", "full_attn_idxs": [1], "rms_norm_eps": null}));
+    assert_eq!(layers, "1 with a short convolution, 1 full (1 x 32 key/value heads)");
+    assert_eq!(cache, "256 bytes per token; 512 bytes of state, and as many for each snapshot of it");
+    let (layers, cache) = said(json!({
+        "model_type": "llama4_text", "attention_chunk_size": 24, "intermediate_size_mlp": 64, "num_local_experts": 4,
+        "interleave_moe_layer_step": 2, "no_rope_layers": [1, 0], "full_attn_idxs": null, "rms_norm_eps": 1e-6
+    }));
+    assert_eq!(
+        layers,
+        "1 in chunks of 24 (1 x 32 key/value heads), 1 full (1 x 32 key/value heads) with 4 experts"
+    );
+    assert_eq!(cache, "256 bytes per token, and 256 more until the windows are full");
 }
 
 #[test]

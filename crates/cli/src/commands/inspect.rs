@@ -248,16 +248,16 @@ fn layers(layers: &[LayerInfo]) -> String {
     for layer in layers {
         let heads = format!("{} x {} key/value heads", layer.kv_heads, layer.head_dim);
         let mut kind = match (layer.kind, layer.window) {
-            ("conv", _) => "short convolutions".to_owned(),
+            ("conv", _) => "with a short convolution".to_owned(),
             ("chunk", Some(size)) => format!("in chunks of {size} ({heads})"),
             (_, Some(window)) => format!("with a window of {window} ({heads})"),
             (_, None) => format!("full ({heads})"),
         };
         if layer.kind != "conv" && layer.state_bytes > 0 {
-            kind += " after convolutions of k and v";
+            kind += " with convolutions of k and v";
         }
         if layer.experts > 0 {
-            let _ = write!(kind, " and {} experts", layer.experts);
+            let _ = write!(kind, " with {} experts", layer.experts);
         }
         match kinds.iter_mut().find(|(known, _)| *known == kind) {
             Some((_, count)) => *count += 1,
