@@ -1,6 +1,6 @@
 //! The logits of tiny models of every family, in every kind of storage, against those of mlx-lm or transformers.
 //!
-//! tests/gen/models_golden.py and models_gguf.py wrote the data; docs/reference-differences.md says where the reference
+//! tests/gen/models_golden.py, hybrid_golden.py and models_gguf.py wrote the data; docs/reference-differences.md says where the reference
 //! is transformers.
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 

@@ -278,8 +278,12 @@ impl Checkpoint {
                 );
             }
         } else if !decoder.tied_head && !stored {
-            if self.config.get("tie_word_embeddings").is_some() {
-                let why = ", though tie_word_embeddings is false";
+            let why = match self.config.get("tie_word_embeddings") {
+                Some(_) => Some(", though tie_word_embeddings is false"),
+                // The embedding's rows are not what such a head's are made from.
+                None => decoder.normed_head.then_some(""),
+            };
+            if let Some(why) = why {
                 return Err(self.missing(&format!("{HEAD}.weight"), why));
             }
             self.config.notice("there is no lm_head: the embedding is taken for it".to_owned());
