@@ -93,7 +93,7 @@ fn pieces_give_the_bits_of_the_whole() {
         let decoder = load(&case, &device);
         let tokens = &case.prompts.last().unwrap().tokens;
         let whole = logits(&decoder, tokens, tokens.len());
-        for chunk in [1, 7] {
+        for chunk in [1, 7, 8, 9] {
             assert!(logits(&decoder, tokens, chunk) == whole, "{} in pieces of {chunk}", case.name);
         }
     }
