@@ -212,8 +212,12 @@ fn a_request_that_fails_ends_alone() {
 }
 
 #[test]
-fn a_kept_sequence_with_state_is_continued_from_its_last_snapshot() {
-    let options = EngineOptions { keep_finished: 1, prefill_step_size: 100, ..EngineOptions::default() };
+fn a_stored_prefix_with_state_is_continued_from_its_last_snapshot() {
+    let options = EngineOptions {
+        prefix_cache: Some(PrefixCacheOptions::default()),
+        prefill_step_size: 100,
+        ..EngineOptions::default()
+    };
     let mut engine = engine("lfm2-f32", options);
     let prompt = tokens(600, 1);
     engine.generate(Request::new(prompt.clone(), 0)).unwrap().last().unwrap().unwrap();
@@ -223,8 +227,8 @@ fn a_kept_sequence_with_state_is_continued_from_its_last_snapshot() {
     let warm: Vec<Event> =
         engine.generate(Request::new(other.clone(), 6)).unwrap().map(Result::unwrap).collect();
     assert_eq!(warm.last().unwrap().stats.cached_tokens, 512);
-    engine.clear_kept();
-    assert_eq!(engine.kv().budget().used(), 0);
+    assert_eq!(engine.kv().budget().used(), engine.prefix_stats().bytes());
+    let mut engine = self::engine("lfm2-f32", EngineOptions::default());
     let cold: Vec<Event> = engine.generate(Request::new(other, 6)).unwrap().map(Result::unwrap).collect();
     assert_eq!(cold.last().unwrap().stats.cached_tokens, 0);
     assert_eq!(essence(&warm), essence(&cold));

@@ -1,7 +1,7 @@
 //! Prefixes in the store: sequences leave their blocks behind, and begin with those of others.
 
 use super::block::BLOCK;
-use super::prefix::{PrefixCache, PrefixCacheOptions, PrefixStats, PrefixTokens};
+use super::prefix::{Holding, PrefixCache, PrefixCacheOptions, PrefixStats, PrefixTokens};
 use super::spec::LayerGroup;
 use super::state::States;
 use super::store::{KvError, KvStore, SequenceId};
@@ -55,30 +55,33 @@ impl KvStore {
         let Some(prefixes) = self.prefixes.as_mut() else { return };
         let Some(sequence) = self.sequences.iter().find(|s| s.id == id) else { return };
         debug_assert_eq!(sequence.len, entry.tokens.len(), "the tokens of the sequence");
-        // Where a file lacked positions, blocks are not what their tokens say. Recurrent states are not stored, and
-        // without them blocks are of no use.
-        let useful = self.spec.states.is_empty();
-        if useful && sequence.gaps.iter().all(|&gap| gap == 0) {
-            prefixes.insert(entry, &sequence.tables, tail);
+        // Where a file lacked positions, blocks are not what their tokens say.
+        if sequence.gaps.iter().all(|&gap| gap == 0) {
+            let (tables, states) = (&sequence.tables, &sequence.states.by_block());
+            prefixes.insert(entry, Holding { tables, states }, tail);
         }
     }
 
     /// How many of the first `limit` tokens are stored, so that a sequence could begin with them.
     #[must_use]
     pub fn stored_prefix(&self, root: u64, tokens: &[u32], limit: usize) -> usize {
-        let prefixes = self.prefixes.as_ref();
-        prefixes.and_then(|p| p.find(root, tokens, limit, &self.spec.groups)).map_or(0, |found| found.len)
+        let Some(prefixes) = self.prefixes.as_ref() else { return 0 };
+        let found = prefixes.find(root, tokens, limit, &self.spec.groups, !self.spec.states.is_empty());
+        found.map_or(0, |found| found.len)
     }
 
     /// Starts a sequence with the longest stored prefix of `tokens`, at most `limit` long. Returns it and its
     /// length, or `None` if not even the first token is stored. Nothing is copied until the sequence writes.
     pub fn add_prefix(&mut self, root: u64, tokens: &[u32], limit: usize) -> Option<(SequenceId, usize)> {
         let prefixes = self.prefixes.as_mut()?;
-        let found = prefixes.find(root, tokens, limit, &self.spec.groups);
+        let found = prefixes.find(root, tokens, limit, &self.spec.groups, !self.spec.states.is_empty());
         prefixes.touch(found.as_ref());
         let found = found?;
         let gaps = vec![0; self.spec.groups.len()];
-        Some((self.push(found.len, found.tables, gaps, States::default()), found.len))
+        Some((
+            self.push(found.len, found.tables, gaps, States::taken_over(found.len, &found.states)),
+            found.len,
+        ))
     }
 
     /// Drops stored prefixes until the sequence has room for `tokens` more, as far as that is possible.

@@ -6,11 +6,11 @@
 //! going back by n tokens finds one that is at most n + [`SNAPSHOT`] tokens earlier, and a sequence of l tokens
 //! holds about 2 log2(l / [`SNAPSHOT`]) + 3. A state is never written again, so forks share theirs.
 
-use super::block::{BlockBudget, Reserved};
+use super::block::{BLOCK, BlockBudget, Reserved};
 use super::store::{KvError, KvStore, SequenceId};
 use std::sync::Arc;
 
-/// Distance of the positions at which snapshots are taken; a multiple of [`BLOCK`](super::BLOCK).
+/// Distance of the positions at which snapshots are taken; a multiple of [`BLOCK`].
 pub const SNAPSHOT: usize = 256;
 
 /// A named part of a layer's recurrent state.
@@ -37,10 +37,17 @@ pub(super) fn points(after: usize, len: usize) -> impl Iterator<Item = usize> {
 
 /// The state at one position: all slots, one after the other.
 #[derive(Debug)]
-struct State {
+pub(super) struct State {
     values: Vec<f32>,
     /// Counts the values while they live.
     _reserved: Reserved,
+}
+
+impl State {
+    /// Bytes that it takes.
+    pub(super) fn bytes(&self) -> usize {
+        self.values.len() * size_of::<f32>()
+    }
 }
 
 /// The states of one sequence, each with the number of tokens after which it is, ascending.
@@ -93,6 +100,24 @@ impl States {
     pub(super) fn truncate(&mut self, len: usize) {
         self.pending.clear();
         self.held.retain(|(position, _)| *position <= len);
+    }
+
+    /// Those of a sequence of `len` tokens that begins with what others left: `stored` has the states after whole
+    /// blocks, by block, among them the one after the last.
+    pub(super) fn taken_over(len: usize, stored: &[Option<Arc<State>>]) -> Self {
+        let after = |position: usize| stored.get((position / BLOCK).checked_sub(1)?)?.clone();
+        let held = points(0, len).filter_map(|position| Some((position, after(position)?))).collect();
+        Self { held, pending: Vec::new() }
+    }
+
+    /// The snapshots, by the block that they are after.
+    pub(super) fn by_block(&self) -> Vec<Option<Arc<State>>> {
+        let mut blocks = Vec::new();
+        for (position, state) in self.held.iter().filter(|(position, _)| position.is_multiple_of(SNAPSHOT)) {
+            blocks.resize(position / BLOCK - 1, None);
+            blocks.push(Some(Arc::clone(state)));
+        }
+        blocks
     }
 
     /// The positions that have a state, descending, with 0.
@@ -157,7 +182,7 @@ impl KvStore {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::{BLOCK, KvSpec, LayerKv, Policy};
+    use crate::cache::{KvSpec, LayerKv, Policy};
     use lmx_tensor::kernels::attention::KvType;
 
     const SLOTS: [StateSlot; 2] =

@@ -1,6 +1,6 @@
 //! Looking for the longest prefix.
 
-use super::{BLOCK, PrefixCache, SegmentId, Tables, common, reusable};
+use super::{BLOCK, BlockStates, PrefixCache, SegmentId, Tables, common, reusable};
 use crate::cache::spec::LayerGroup;
 
 /// What the tree has of a prompt.
@@ -10,23 +10,29 @@ pub(in crate::cache) struct Found {
     pub(in crate::cache) len: usize,
     /// The blocks that the next query sees, and those after them.
     pub(in crate::cache) tables: Tables,
+    /// The recurrent states after its blocks, as far as they are stored.
+    pub(in crate::cache) states: BlockStates,
     /// The segments that they are from.
     path: Vec<SegmentId>,
 }
 
 impl PrefixCache {
-    /// The longest prefix of `tokens` up to `limit` from which every group can go on, within a root. A block of
-    /// which only the first tokens agree is found too: whoever writes to it copies it first.
+    /// The longest prefix of `tokens` up to `limit` from which every group can go on, within a root; with recurrent
+    /// state (`stateful`) the longest after which that is stored. A block of which only the first tokens agree is found
+    /// too: whoever writes to it copies it first.
     pub(in crate::cache) fn find(
         &self,
         root: u64,
         tokens: &[u32],
         limit: usize,
         groups: &[LayerGroup],
+        stateful: bool,
     ) -> Option<Found> {
         let (path, blocks, agreeing) = self.walk(root, tokens);
         let mut tables: Tables = vec![Vec::with_capacity(blocks.len()); groups.len()];
+        let mut states = BlockStates::new();
         for &(segment, index) in &blocks {
+            states.push(self.get(segment).and_then(|s| s.states.get(index)?.clone()));
             for (group, table) in tables.iter_mut().enumerate() {
                 let block = self.get(segment).and_then(|s| s.groups.get(group)?.get(index)?.clone());
                 table.push(block);
@@ -34,9 +40,13 @@ impl PrefixCache {
         }
         let mut len = agreeing.min(limit);
         loop {
+            if stateful {
+                let stored = states.iter().take(len / BLOCK).rposition(Option::is_some);
+                len = stored.map_or(0, |block| (block + 1) * BLOCK);
+            }
             let each = groups.iter().zip(&tables).map(|(group, table)| reusable(group, table, len));
             // What suits one group may not suit another.
-            match each.min().unwrap_or(0) {
+            match each.min().unwrap_or(len) {
                 0 => return None,
                 least if least == len => break,
                 least => len = least,
@@ -48,7 +58,7 @@ impl PrefixCache {
         }
         let last = blocks.get(len.div_ceil(BLOCK) - 1).map(|&(segment, _)| segment);
         let depth = path.iter().position(|&id| Some(id) == last).map_or(0, |index| index + 1);
-        Some(Found { len, tables, path: path[..depth].to_vec() })
+        Some(Found { len, tables, states, path: path[..depth].to_vec() })
     }
 
     /// Counts a lookup, and marks what was found as used.

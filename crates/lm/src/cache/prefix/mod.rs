@@ -3,7 +3,8 @@
 //! An edge of the tree is a *segment*, a run of blocks that came together and is dropped together. A segment
 //! holds, for each block of tokens and each layer group, the block of keys and values, or nothing: windows drop
 //! what they do not see, and what a sequence never held cannot be stored. Whether a prompt can go on from a
-//! position is therefore asked for each group ([`reusable`]): all that the next query sees must be there.
+//! position is therefore asked for each group ([`reusable`]): all that the next query sees must be there. Models
+//! with recurrent state go on after blocks only at which a snapshot of it was taken.
 //!
 //! The tree shares blocks with running sequences. It knows neither how they are laid out nor what is in them.
 
@@ -14,6 +15,7 @@ mod tests;
 
 use super::block::{BLOCK, Block};
 use super::spec::LayerGroup;
+use super::state::State;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -115,6 +117,23 @@ impl PrefixStats {
 /// For each group a sequence's blocks by absolute block number; `None` where dropped.
 pub(super) type Tables = Vec<Vec<Option<Arc<Block>>>>;
 
+/// Recurrent states after whole blocks, by block number.
+pub(super) type BlockStates = Vec<Option<Arc<State>>>;
+
+/// What a sequence holds, for the tree to share.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Holding<'a> {
+    pub(super) tables: &'a Tables,
+    /// May end before the tables do.
+    pub(super) states: &'a BlockStates,
+}
+
+impl Holding<'_> {
+    fn state(&self, block: usize) -> Option<Arc<State>> {
+        self.states.get(block).cloned().flatten()
+    }
+}
+
 /// Names a segment of the tree.
 type SegmentId = usize;
 
@@ -126,6 +145,8 @@ struct Segment {
     tokens: Vec<u32>,
     /// For each group, its blocks.
     groups: Tables,
+    /// As many as blocks.
+    states: BlockStates,
     parent: Option<SegmentId>,
     children: Vec<SegmentId>,
     /// When it was last inserted or found.
@@ -143,22 +164,28 @@ impl Segment {
     }
 
     fn bytes(&self) -> usize {
-        self.held().map(|block| block.bytes()).sum()
+        let states = self.states.iter().flatten().map(|state| state.bytes());
+        self.held().map(|block| block.bytes()).chain(states).sum()
     }
 
     /// Appends the blocks `first..end` of a sequence, whose tokens are `tokens`.
-    fn extend(&mut self, tokens: &[u32], tables: &Tables, first: usize, end: usize) {
+    fn extend(&mut self, tokens: &[u32], from: Holding<'_>, first: usize, end: usize) {
         self.tokens.extend_from_slice(tokens);
-        for (own, table) in self.groups.iter_mut().zip(tables) {
+        for (own, table) in self.groups.iter_mut().zip(from.tables) {
             own.extend((first..end).map(|index| table.get(index).cloned().flatten()));
         }
+        self.states.extend((first..end).map(|index| from.state(index)));
     }
 
     /// Takes blocks that it lacks at `index` from a sequence's block `of`, which has the same tokens. Returns
     /// their bytes.
-    fn fill(&mut self, index: usize, tables: &Tables, of: usize) -> usize {
+    fn fill(&mut self, index: usize, from: Holding<'_>, of: usize) -> usize {
         let mut bytes = 0;
-        for (own, table) in self.groups.iter_mut().zip(tables) {
+        if let (Some(slot @ None), Some(state)) = (self.states.get_mut(index), from.state(of)) {
+            bytes += state.bytes();
+            *slot = Some(state);
+        }
+        for (own, table) in self.groups.iter_mut().zip(from.tables) {
             if let (Some(slot @ None), Some(Some(block))) = (own.get_mut(index), table.get(of)) {
                 bytes += block.bytes();
                 *slot = Some(Arc::clone(block));
@@ -197,31 +224,32 @@ impl PrefixCache {
         self.stats
     }
 
-    /// Stores what `tables` hold of `entry`: the whole blocks, and with `tail` a partial last one too. What is
+    /// Stores what is held of `entry`: the whole blocks, and with `tail` a partial last one too. What is
     /// there already stays; what is lacking is added. An entry larger than the limit is not stored.
-    pub(super) fn insert(&mut self, entry: &PrefixTokens<'_>, tables: &Tables, tail: bool) {
+    pub(super) fn insert(&mut self, entry: &PrefixTokens<'_>, from: Holding<'_>, tail: bool) {
         let whole = entry.tokens.len() / BLOCK * BLOCK;
         let end = if tail { entry.tokens.len() } else { whole };
         let entry = PrefixTokens { tokens: &entry.tokens[..end], ..*entry };
         let blocks = end.div_ceil(BLOCK);
-        let held = tables.iter().flat_map(|table| table.iter().take(blocks).flatten());
-        if end == 0 || held.map(|block| block.bytes()).sum::<usize>() > self.options.bytes_max {
+        let held = from.tables.iter().flat_map(|table| table.iter().take(blocks).flatten());
+        let states = from.states.iter().take(blocks).flatten().map(|state| state.bytes());
+        if end == 0 || held.map(|block| block.bytes()).chain(states).sum::<usize>() > self.options.bytes_max {
             return;
         }
         self.clock += 1;
         let (mut parent, mut position) = (None, 0);
         while position < end {
             let Some(child) = self.child(entry.root, parent, &entry.tokens[position..]) else {
-                (parent, position) = self.graft(&entry, tables, parent, position);
+                (parent, position) = self.graft(&entry, from, parent, position);
                 continue;
             };
-            match self.descend(&entry, tables, child, position) {
+            match self.descend(&entry, from, child, position) {
                 Some(next) => {
                     position = next;
                     // A partial block that was the whole segment gave way to a longer one.
                     parent = if self.segments[child].is_some() { Some(child) } else { parent };
                     if position < end && self.may_grow(child, entry.kind(position)) {
-                        position = self.grow(&entry, tables, child, position);
+                        position = self.grow(&entry, from, child, position);
                     }
                 }
                 None => break,
@@ -242,7 +270,7 @@ impl PrefixCache {
     fn descend(
         &mut self,
         entry: &PrefixTokens<'_>,
-        tables: &Tables,
+        from: Holding<'_>,
         id: SegmentId,
         position: usize,
     ) -> Option<usize> {
@@ -260,7 +288,7 @@ impl PrefixCache {
                 // The entry has: what it would add is there.
                 (_, true) if own.len() > new.len() => return None,
                 (_, true) if own.len() == new.len() => {
-                    let (bytes, kind) = (segment.fill(index, tables, position / BLOCK), segment.kind);
+                    let (bytes, kind) = (segment.fill(index, from, position / BLOCK), segment.kind);
                     self.stats.kinds[kind as usize].bytes += bytes;
                     position += new.len();
                 }
@@ -285,7 +313,7 @@ impl PrefixCache {
     }
 
     /// Appends the entry's blocks of one kind from `position` on to segment `id`; returns where they end.
-    fn grow(&mut self, entry: &PrefixTokens<'_>, tables: &Tables, id: SegmentId, position: usize) -> usize {
+    fn grow(&mut self, entry: &PrefixTokens<'_>, from: Holding<'_>, id: SegmentId, position: usize) -> usize {
         let kind = entry.kind(position);
         let mut end = position;
         while end < entry.tokens.len() && entry.kind(end) == kind {
@@ -294,7 +322,7 @@ impl PrefixCache {
         if let Some(segment) = self.segments[id].as_mut() {
             let before = segment.bytes();
             let tokens = &entry.tokens[position..end];
-            segment.extend(tokens, tables, position / BLOCK, end.div_ceil(BLOCK));
+            segment.extend(tokens, from, position / BLOCK, end.div_ceil(BLOCK));
             self.stats.kinds[kind as usize].bytes += segment.bytes() - before;
         }
         end
@@ -304,17 +332,18 @@ impl PrefixCache {
     fn graft(
         &mut self,
         entry: &PrefixTokens<'_>,
-        tables: &Tables,
+        from: Holding<'_>,
         parent: Option<SegmentId>,
         position: usize,
     ) -> (Option<SegmentId>, usize) {
         let kind = entry.kind(position);
-        let groups = vec![Vec::new(); tables.len()];
+        let groups = vec![Vec::new(); from.tables.len()];
         let children = Vec::new();
-        let segment = Segment { kind, tokens: Vec::new(), groups, parent, children, used: self.clock };
+        let (tokens, states, used) = (Vec::new(), Vec::new(), self.clock);
+        let segment = Segment { kind, tokens, groups, states, parent, children, used };
         let id = self.add(segment);
         self.children_mut(entry.root, parent).push(id);
-        (Some(id), self.grow(entry, tables, id, position))
+        (Some(id), self.grow(entry, from, id, position))
     }
 
     /// Puts a segment into the table and counts it, but not its bytes.
@@ -339,6 +368,7 @@ impl PrefixCache {
             kind: upper.kind,
             tokens: upper.tokens.split_off(index * BLOCK),
             groups: upper.groups.iter_mut().map(|blocks| blocks.split_off(index)).collect(),
+            states: upper.states.split_off(index),
             parent: Some(id),
             children: std::mem::take(&mut upper.children),
             used: upper.used.saturating_sub(1),
@@ -361,6 +391,7 @@ impl PrefixCache {
         let before = segment.bytes();
         segment.tokens.truncate(index * BLOCK);
         segment.groups.iter_mut().for_each(|blocks| blocks.truncate(index));
+        segment.states.truncate(index);
         self.stats.kinds[segment.kind as usize].bytes -= before - segment.bytes();
         if index == 0 {
             self.remove(id);
@@ -395,9 +426,6 @@ fn common(a: &[u32], b: &[u32]) -> (usize, bool) {
 
 /// The largest position up to `at` from which a sequence can go on, as far as this group is concerned: `table`
 /// holds every block that the query there sees.
-///
-/// A group that cannot go on from every position whose blocks it holds (a recurrent state, kept at some
-/// boundaries only) would return the last such boundary here.
 fn reusable(group: &LayerGroup, table: &[Option<Arc<Block>>], at: usize) -> usize {
     let unseen = group.policy.unseen_blocks(at);
     let seen = (0..at.div_ceil(BLOCK)).rev().filter(|index| !unseen.contains(index));

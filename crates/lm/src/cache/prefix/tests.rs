@@ -81,6 +81,9 @@ fn check_tree(cache: &PrefixCache) {
         kinds[segment.kind as usize].segments += 1;
         let blocks = segment.groups.iter().flatten().flatten();
         kinds[segment.kind as usize].bytes += blocks.map(|block| block.bytes()).sum::<usize>();
+        kinds[segment.kind as usize].bytes +=
+            segment.states.iter().flatten().map(|s| s.bytes()).sum::<usize>();
+        assert_eq!(segment.states.len(), segment.tokens.len().div_ceil(BLOCK));
         assert!(!segment.tokens.is_empty());
         assert!(segment.children.is_empty() || segment.tokens.len().is_multiple_of(BLOCK));
         for group in &segment.groups {
@@ -203,6 +206,10 @@ fn full() -> Vec<LayerGroup> {
     KvSpec::new(&[layer(Policy::Full)], KvType::F32).groups
 }
 
+fn store(cache: &mut PrefixCache, entry: &PrefixTokens<'_>, tables: &Tables) {
+    cache.insert(entry, Holding { tables, states: &Vec::new() }, false);
+}
+
 /// The kind follows from `system` and `prompt`.
 fn entry(tokens: &[u32], system: usize, prompt: usize) -> PrefixTokens<'_> {
     PrefixTokens { root: 0, tokens, system, prompt }
@@ -215,22 +222,22 @@ fn the_last_used_goes_last_and_leaves_go_first() {
     let mut cache = PrefixCache::new(options);
     let texts: Vec<Vec<u32>> = (0..4).map(|i| vec![i; 64]).collect();
     for text in &texts[..3] {
-        cache.insert(&entry(text, 0, 64), &blocks(&budget, 2), false);
+        store(&mut cache, &entry(text, 0, 64), &blocks(&budget, 2));
     }
     // Use refreshes: the second is now the oldest.
-    let found = cache.find(0, &texts[0], 64, &full());
+    let found = cache.find(0, &texts[0], 64, &full(), false);
     assert_eq!(found.as_ref().unwrap().len, 64);
     cache.touch(found.as_ref());
-    cache.insert(&entry(&texts[3], 0, 64), &blocks(&budget, 2), false);
+    store(&mut cache, &entry(&texts[3], 0, 64), &blocks(&budget, 2));
     let held = |cache: &PrefixCache| -> Vec<bool> {
-        texts.iter().map(|text| cache.find(0, text, 64, &full()).is_some()).collect()
+        texts.iter().map(|text| cache.find(0, text, 64, &full(), false).is_some()).collect()
     };
     assert_eq!(held(&cache), [true, false, true, true]);
     // A branch: the common part is a segment of its own, older than both, and yet stays.
     let branch: Vec<u32> = [vec![3; 32], vec![9; 32]].concat();
-    cache.insert(&entry(&branch, 0, 64), &blocks(&budget, 2), false);
+    store(&mut cache, &entry(&branch, 0, 64), &blocks(&budget, 2));
     assert_eq!(held(&cache), [false, false, false, true]);
-    assert_eq!(cache.find(0, &branch, 64, &full()).unwrap().len, 64);
+    assert_eq!(cache.find(0, &branch, 64, &full(), false).unwrap().len, 64);
     assert_eq!(cache.stats().evictions, 3);
 }
 
@@ -239,16 +246,16 @@ fn the_assistant_goes_before_the_user_and_the_system() {
     let budget = BlockBudget::new(usize::MAX);
     let mut cache = PrefixCache::new(PrefixCacheOptions { segments_max: 4, ..PrefixCacheOptions::default() });
     let text = |salt: u32| -> Vec<u32> { (0..96).map(|i| if i < 32 { 1 } else { salt + i / 32 }).collect() };
-    cache.insert(&entry(&text(10), 32, 64), &blocks(&budget, 3), false);
+    store(&mut cache, &entry(&text(10), 32, 64), &blocks(&budget, 3));
     let counts = |cache: &PrefixCache| cache.stats().kinds.map(|kind| kind.segments);
     assert_eq!(counts(&cache), [1, 1, 1]);
-    cache.insert(&entry(&text(20), 32, 64), &blocks(&budget, 3), false);
+    store(&mut cache, &entry(&text(20), 32, 64), &blocks(&budget, 3));
     // The older reply went.
     assert_eq!(counts(&cache), [1, 2, 1]);
-    cache.insert(&entry(&text(30), 32, 64), &blocks(&budget, 3), false);
+    store(&mut cache, &entry(&text(30), 32, 64), &blocks(&budget, 3));
     // Replies are fewer than prompts: the oldest prompt without one goes, then the older reply.
     assert_eq!(counts(&cache), [1, 2, 1]);
-    assert_eq!(cache.find(0, &text(10), 96, &full()).unwrap().len, 32);
+    assert_eq!(cache.find(0, &text(10), 96, &full(), false).unwrap().len, 32);
 }
 
 #[test]
@@ -256,11 +263,11 @@ fn an_entry_that_is_too_large_is_not_stored_and_drops_nothing() {
     let budget = BlockBudget::new(usize::MAX);
     let options = PrefixCacheOptions { bytes_max: 3 * 256, ..PrefixCacheOptions::default() };
     let mut cache = PrefixCache::new(options);
-    cache.insert(&entry(&[1; 64], 0, 64), &blocks(&budget, 2), false);
-    cache.insert(&entry(&[2; 128], 0, 128), &blocks(&budget, 4), false);
-    assert!(cache.find(0, &[2; 128], 128, &full()).is_none());
+    store(&mut cache, &entry(&[1; 64], 0, 64), &blocks(&budget, 2));
+    store(&mut cache, &entry(&[2; 128], 0, 128), &blocks(&budget, 4));
+    assert!(cache.find(0, &[2; 128], 128, &full(), false).is_none());
     assert_eq!((cache.stats().bytes(), cache.stats().evictions), (512, 0));
     // Another root is another tree.
-    assert!(cache.find(1, &[1; 64], 64, &full()).is_none());
-    assert_eq!(cache.find(0, &[1; 40], 39, &full()).unwrap().len, 39);
+    assert!(cache.find(1, &[1; 64], 64, &full(), false).is_none());
+    assert_eq!(cache.find(0, &[1; 40], 39, &full(), false).unwrap().len, 39);
 }
