@@ -4,7 +4,9 @@
 #![allow(clippy::unwrap_used, reason = "a tool for developers")]
 
 use half::f16;
-use lmx_kernels::attention::{AttentionShape, BLOCK, KvShape, KvType, Sequence, attention, write_kv};
+use lmx_kernels::attention::{
+    AttentionShape, BLOCK, KvQuant, KvShape, KvType, Sequence, attention, write_kv, write_quantized,
+};
 use lmx_kernels::float::{FloatMatrix, FloatProduct, FloatType, SCALE_GROUP, matmul};
 use lmx_kernels::isa::Level;
 use lmx_kernels::{AlignedBytes, Exec, Isa, vector};
@@ -187,12 +189,19 @@ fn shapes() -> Vec<(usize, usize, usize)> {
     vec![(numbers[0], numbers[1], numbers[2])]
 }
 
+fn name(quant: Option<KvQuant>) -> String {
+    quant.map_or(String::new(), |quant| format!("{} bits of {}", quant.bits(), quant.group()))
+}
+
 fn attend(exec: &Exec) {
     println!("attention");
     for (heads, kv_heads, head_dim) in shapes() {
         let wanted = std::env::args().nth(4).unwrap_or_default();
-        let types = [KvType::F16, KvType::Bf16, KvType::F32].into_iter();
-        for ty in types.filter(|ty| format!("{ty:?}").contains(&wanted)) {
+        let floats = [KvType::F16, KvType::Bf16, KvType::F32].map(|ty| (ty, None));
+        let group = KvQuant::GROUPS[..2].iter().rfind(|&&group| head_dim % group == 0);
+        let quants = [8, 6, 5, 4, 3, 2].map(|bits| (KvType::F16, group.and_then(|&g| KvQuant::new(bits, g))));
+        let stored = floats.into_iter().chain(quants.into_iter().filter(|(_, quant)| quant.is_some()));
+        for (ty, quant) in stored.filter(|stored| format!("{stored:?}").contains(&wanted)) {
             let kv = KvShape { ty, kv_heads, head_dim };
             let shape = AttentionShape {
                 heads,
@@ -201,24 +210,28 @@ fn attend(exec: &Exec) {
                 softcap: None,
                 window: None,
             };
-            let mut line = format!("  {heads}/{kv_heads} heads of {head_dim}, {ty:?}:");
+            let mut line = format!("  {heads}/{kv_heads} heads of {head_dim}, {ty:?} {}:", name(quant));
             for (context, rows) in [(512, 1), (4096, 1), (512, 512), (4096, 512)] {
-                let bytes = kv.bytes() * context / BLOCK;
+                let slab_bytes = kv.slab_bytes(quant);
+                let bytes = slab_bytes * context / BLOCK;
                 // As in a model: a block holds all layers, and a step that decodes comes back to one after all others.
                 let layers = if rows == 1 { ((128 << 20) / bytes).clamp(1, 30) } else { 1 };
                 let mut slabs = Vec::new();
                 for _ in 0..context / BLOCK {
-                    let mut slab = AlignedBytes::zeroed(kv.bytes() * layers);
-                    for (i, layer) in slab.chunks_exact_mut(kv.bytes()).enumerate() {
+                    let mut slab = AlignedBytes::zeroed(slab_bytes * layers);
+                    for (i, layer) in slab.chunks_exact_mut(slab_bytes).enumerate() {
                         let row = noise(kv_heads * head_dim + i);
                         for slot in 0..BLOCK {
-                            write_kv(&kv, layer, slot, &row[i..], &row[i..]);
+                            match quant {
+                                None => write_kv(&kv, layer, slot, &row[i..], &row[i..]),
+                                Some(quant) => write_quantized(&kv, quant, layer, slot, &row[i..], &row[i..]),
+                            }
                         }
                     }
                     slabs.push(slab);
                 }
                 let blocks = |layer: usize| -> Vec<Option<&[u8]>> {
-                    slabs.iter().map(|slab| slab.chunks_exact(kv.bytes()).nth(layer)).collect()
+                    slabs.iter().map(|slab| slab.chunks_exact(slab_bytes).nth(layer)).collect()
                 };
                 let blocks: Vec<_> = (0..layers).map(blocks).collect();
                 let q = noise(rows * heads * head_dim);
@@ -226,7 +239,7 @@ fn attend(exec: &Exec) {
                 let first_position = context - rows;
                 let all = best(exec, || {
                     for blocks in &blocks {
-                        let sequence = [Sequence { rows: 0..rows, first_position, blocks }];
+                        let sequence = [Sequence { rows: 0..rows, first_position, blocks, quant }];
                         attention(exec, &shape, &q, &sequence, &mut out);
                     }
                 });
@@ -280,5 +293,12 @@ fn row_wise(exec: &Exec) {
     let kv = KvShape { ty: KvType::F16, kv_heads: 3, head_dim: 64 };
     let mut slab = vec![0; kv.bytes()];
     one("write_kv 3x64 f16", &mut || write_kv(&kv, &mut slab, 5, &row[..192], &row[..192]));
+    for bits in [8, 4, 3] {
+        let quant = KvQuant::new(bits, 64).unwrap();
+        let mut slab = vec![0; quant.slab_bytes(&kv)];
+        one(&format!("write_quantized 3x64 {bits} bits"), &mut || {
+            write_quantized(&kv, quant, &mut slab, 5, &row[..192], &row[..192]);
+        });
+    }
     std::hint::black_box(f16::from_f32(out[0]));
 }

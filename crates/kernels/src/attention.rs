@@ -4,7 +4,9 @@
 //! sees, never on how the queries were chunked or batched or on the number of threads. See docs/decisions/0002.
 
 mod blocks;
+mod dequantize;
 mod kv;
+mod quantized;
 mod scalar;
 mod score;
 mod state;
@@ -14,6 +16,7 @@ mod weigh;
 mod weight;
 
 pub use kv::{KvShape, KvType, read_kv, write_kv};
+pub use quantized::{KvQuant, quantize_slab, write_quantized};
 pub use visible::Window;
 
 use crate::disjoint::Disjoint;
@@ -54,6 +57,8 @@ pub struct Sequence<'a> {
     /// `blocks[i]` holds the positions `i * BLOCK..(i + 1) * BLOCK` of this layer; None where dropped.
     /// Slots that no query sees are never read as numbers, so they may hold anything.
     pub blocks: &'a [Option<&'a [u8]>],
+    /// How all of them are quantized; None: they hold floats.
+    pub quant: Option<KvQuant>,
 }
 
 /// out = softmax(scale * q K^T) V for each row and head; `q` and `out` are `[rows][heads][head_dim]`.
@@ -107,11 +112,11 @@ const PARALLEL_MIN: usize = 1 << 16;
 fn tiles<'a>(shape: &'a AttentionShape, q: &'a [f32], sequences: &'a [Sequence<'_>]) -> Vec<Tile<'a>> {
     let step = tile::rows(shape);
     let mut tiles = Vec::new();
-    for Sequence { rows, first_position, blocks } in sequences {
+    for &Sequence { ref rows, first_position, blocks, quant } in sequences {
         for start in rows.clone().step_by(step).rev() {
             let (position, rows) = (first_position + start - rows.start, start..rows.end.min(start + step));
             for kv_head in 0..shape.kv.kv_heads {
-                tiles.push(Tile { shape, q, rows: rows.clone(), position, kv_head, blocks });
+                tiles.push(Tile { shape, q, rows: rows.clone(), position, kv_head, blocks, quant });
             }
         }
     }
@@ -158,8 +163,13 @@ fn check(shape: &AttentionShape, q: &[f32], sequences: &[Sequence<'_>], out: &[f
     assert!(shape.window.is_none_or(Window::is_sound), "a window that hides the query: {:?}", shape.window);
     assert_eq!(q.len(), out.len(), "length of the output");
     let row = shape.heads * head_dim;
-    let bytes = shape.kv.bytes();
     for sequence in sequences {
+        let bytes = shape.kv.slab_bytes(sequence.quant);
+        assert!(
+            sequence.quant.is_none_or(|q| q.fits(head_dim)),
+            "{head_dim} dimensions in {:?}",
+            sequence.quant
+        );
         assert!(sequence.rows.end * row <= q.len(), "rows {:?} of {} elements", sequence.rows, q.len());
         if sequence.rows.is_empty() {
             continue;

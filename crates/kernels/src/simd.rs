@@ -21,6 +21,8 @@ use crate::vector::constants::{
 pub(crate) trait Simd: Copy {
     /// Sixteen lanes.
     type V: Copy;
+    /// Where [`Simd::load_codes`] finds its numbers.
+    type Codes: Copy;
     /// Whether there are 32 registers of 16 lanes, not 8: says how large a tile may be.
     const WIDE: bool;
 
@@ -63,11 +65,40 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// As for `load`, of OCP E4M3.
     unsafe fn load_e4m3(self, at: *const u8) -> Self::V;
+    /// 16 numbers of 8 bits.
+    ///
+    /// # Safety
+    /// As for `load`.
+    unsafe fn load_bytes(self, at: *const u8) -> Self::V;
+    /// For numbers of `bits` bits, 1 to 8.
+    fn codes(self, bits: usize) -> Self::Codes;
+    /// 16 numbers one after the other, the first in the lowest bits.
+    ///
+    /// # Safety
+    /// 16 bytes are readable at `at`, whatever the numbers take; any alignment.
+    unsafe fn load_codes(self, codes: Self::Codes, at: *const u8) -> Self::V;
     /// # Safety
     /// 16 elements are writable at `at`; any alignment.
     unsafe fn store(self, at: *mut f32, v: Self::V);
     /// Asks for the cache line of `at`, which need not be readable.
     fn prefetch(self, at: *const u8);
+}
+
+/// For each of 16 numbers of `bits` bits one after the other: the bytes that it lies in (0x80 for none), as a shuffle
+/// takes them, and how far from the lowest bit it begins.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn code_places(bits: usize) -> ([[u8; 4]; 16], [i32; 16]) {
+    let (mut bytes, mut shifts) = ([[0x80; 4]; 16], [0; 16]);
+    for (i, (bytes, shift)) in bytes.iter_mut().zip(&mut shifts).enumerate() {
+        let (first, last) = (i * bits / 8, (i * bits + bits - 1) / 8);
+        bytes[0] = first as u8;
+        if last > first {
+            bytes[1] = last as u8;
+        }
+        *shift = (i * bits % 8) as i32;
+    }
+    (bytes, shifts)
 }
 
 /// A stored element type that 16 lanes are widened from.

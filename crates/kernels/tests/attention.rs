@@ -72,7 +72,7 @@ impl Data {
         let width = self.width();
         let mut out = vec![9.0; count * width];
         let blocks = self.blocks(first);
-        let sequence = Sequence { rows: 0..count, first_position: first, blocks: &blocks };
+        let sequence = Sequence { rows: 0..count, first_position: first, blocks: &blocks, quant: None };
         attention(exec, &self.shape, &self.q[first * width..][..count * width], &[sequence], &mut out);
         out
     }
@@ -194,7 +194,8 @@ fn a_batch_does_not_change_a_bit() {
         for ((data, blocks), count) in data.iter().zip(&blocks).zip(counts) {
             let row = q.len() / width;
             q.extend(&data.q[(data.len - count) * width..]);
-            sequences.push(Sequence { rows: row..row + count, first_position: data.len - count, blocks });
+            let first_position = data.len - count;
+            sequences.push(Sequence { rows: row..row + count, first_position, blocks, quant: None });
         }
         q.extend(vec![1.0; width]);
         let mut out = vec![9.0; q.len()];

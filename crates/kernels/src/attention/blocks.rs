@@ -4,6 +4,7 @@
 //! softmax of each query; the values weighted (dimensions in lanes). Where many queries share the keys and values
 //! these are widened to f32 once, else the steps widen them as they load.
 
+use super::dequantize::Packed;
 use super::kv::KvType;
 use super::score::{self, Keys, Queries, score};
 use super::state::{State, cut, lanes, load, store};
@@ -136,10 +137,18 @@ impl<'a> Blocks<'a> {
     }
 
     /// Whether keys and values are read where they lie: they are f32, or so few queries read them that widening
-    /// them each time costs less than to store them widened.
+    /// them each time costs less than to store them widened. Quantized ones never are.
     #[inline(always)]
     fn direct<S: Simd>(tile: &Tile<'_>) -> bool {
-        tile.shape.kv.ty == KvType::F32 || tile.queries() <= 2 * score::most::<S>()
+        let few = tile.queries() <= 2 * score::most::<S>();
+        tile.quant.is_none() && (few || tile.shape.kv.ty == KvType::F32)
+    }
+
+    /// How many blocks are widened at a time. What was quantized takes several times its space then, and where two
+    /// wide heads would not stay in the nearest cache one is faster.
+    #[inline(always)]
+    fn at_once(tile: &Tile<'_>) -> usize {
+        if tile.quant.is_some() && tile.width() > 128 { 1 } else { AHEAD }
     }
 
     /// As `direct`; but rows that are not whole lanes are widened in any case.
@@ -155,7 +164,7 @@ impl<'a> Blocks<'a> {
         let data = &self.queries[..head_dim * count];
         let queries = Queries { data, count, factor: factor(tile.shape) };
         let (direct, ty) = (Self::direct::<S>(tile), tile.shape.kv.ty);
-        for group in seen.groups(AHEAD) {
+        for group in seen.groups(Self::at_once(tile)) {
             let mut keys = [Keys { data: std::ptr::null(), start: 0, next: None }; AHEAD];
             for ((i, keys), wide) in
                 group.clone().zip(&mut keys).zip(self.wide.chunks_exact_mut(head_dim * BLOCK))
@@ -163,7 +172,10 @@ impl<'a> Blocks<'a> {
                 let (Block { start, keys: data, .. }, next) = (seen.blocks[i], seen.next(tile, span, i));
                 *keys = Keys { data: data.as_ptr(), start, next };
                 if !direct {
-                    widen(simd, ty, data, BLOCK, wide, BLOCK, next);
+                    match tile.quant {
+                        None => widen(simd, ty, data, BLOCK, wide, BLOCK, next),
+                        Some(quant) => Packed { shape: &tile.shape.kv, quant, data, next }.keys(simd, wide),
+                    }
                     *keys = Keys { data: wide.as_ptr().cast(), start, next: None };
                 }
             }
@@ -238,7 +250,7 @@ impl<'a> Blocks<'a> {
     ) {
         let (ty, head_dim, width) = (tile.shape.kv.ty, tile.shape.kv.head_dim, tile.width());
         let direct = Self::direct_values::<S>(tile);
-        for group in seen.groups(if direct { BLOCKS } else { AHEAD }) {
+        for group in seen.groups(if direct { BLOCKS } else { Self::at_once(tile) }) {
             let mut values = [Values { data: std::ptr::null(), start: 0, count: BLOCK, next: None }; BLOCKS];
             let mut wide = self.wide.chunks_exact_mut(width * BLOCK);
             for (i, values) in group.clone().zip(&mut values) {
@@ -246,7 +258,11 @@ impl<'a> Blocks<'a> {
                     (seen.blocks[i], seen.next(tile, span, seen.count + i));
                 *values = Values { data: data.as_ptr(), start, count: BLOCK, next };
                 if let (false, Some(wide)) = (direct, wide.next()) {
-                    widen(simd, ty, data, head_dim, wide, width, next);
+                    match tile.quant {
+                        None => widen(simd, ty, data, head_dim, wide, width, next),
+                        // Whole groups are whole lanes: the width is the head's.
+                        Some(quant) => Packed { shape: &tile.shape.kv, quant, data, next }.values(simd, wide),
+                    }
                     *values = Values { data: wide.as_ptr().cast(), start, count: BLOCK, next: None };
                 }
             }

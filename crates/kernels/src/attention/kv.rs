@@ -1,6 +1,6 @@
 //! How keys and values lie in a block.
 
-use super::BLOCK;
+use super::{BLOCK, KvQuant};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
@@ -24,10 +24,22 @@ impl KvType {
             KvType::F16 | KvType::Bf16 => 2,
         }
     }
+
+    /// Element `index` of `data`.
+    #[inline(always)]
+    pub(super) fn element(self, data: &[u8], index: usize) -> f32 {
+        let wide = |n: usize| &data[index * n..][..n];
+        match self {
+            KvType::F32 => f32::from_le_bytes(wide(4).try_into().unwrap_or_default()),
+            KvType::F16 => f16::from_le_bytes(wide(2).try_into().unwrap_or_default()).to_f32(),
+            KvType::Bf16 => bf16::from_le_bytes(wide(2).try_into().unwrap_or_default()).to_f32(),
+        }
+    }
 }
 
 /// Where one layer's keys and values lie in a block's bytes: first the keys `[kv_heads][head_dim][BLOCK]`
-/// (tokens in lanes), then the values `[kv_heads][BLOCK][head_dim]`.
+/// (tokens in lanes), then the values `[kv_heads][BLOCK][head_dim]`. [`KvQuant::slab_bytes`] says where they lie if they
+/// are quantized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvShape {
     /// The element type.
@@ -39,28 +51,36 @@ pub struct KvShape {
 }
 
 impl KvShape {
-    /// Bytes of one layer's keys and values in one block.
+    /// Bytes of one layer's keys and values in one block of floats.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        2 * self.half_bytes()
+        self.slab_bytes(None)
     }
 
-    fn half_bytes(&self) -> usize {
-        self.kv_heads * self.head_bytes()
+    /// Bytes of one layer's keys and values in one block of floats, or quantized.
+    #[must_use]
+    pub fn slab_bytes(&self, quant: Option<KvQuant>) -> usize {
+        2 * self.kv_heads * self.head_bytes(quant)
     }
 
-    fn head_bytes(&self) -> usize {
-        self.head_dim * BLOCK * self.ty.bytes()
+    fn head_bytes(&self, quant: Option<KvQuant>) -> usize {
+        match quant {
+            None => self.head_dim * BLOCK * self.ty.bytes(),
+            Some(quant) => quant.head_bytes(self),
+        }
     }
 
-    /// The keys `[head_dim][BLOCK]` of one head.
-    pub(super) fn keys<'a>(&self, slab: &'a [u8], head: usize) -> &'a [u8] {
-        &slab[head * self.head_bytes()..][..self.head_bytes()]
+    /// The keys of one head: `[head_dim][BLOCK]`, or what `quant` makes of them.
+    #[inline(always)]
+    pub(super) fn keys<'a>(&self, slab: &'a [u8], head: usize, quant: Option<KvQuant>) -> &'a [u8] {
+        let bytes = self.head_bytes(quant);
+        &slab[head * bytes..][..bytes]
     }
 
-    /// The values `[BLOCK][head_dim]` of one head.
-    pub(super) fn values<'a>(&self, slab: &'a [u8], head: usize) -> &'a [u8] {
-        &slab[self.half_bytes() + head * self.head_bytes()..][..self.head_bytes()]
+    /// The values of one head: `[BLOCK][head_dim]`, or what `quant` makes of them.
+    #[inline(always)]
+    pub(super) fn values<'a>(&self, slab: &'a [u8], head: usize, quant: Option<KvQuant>) -> &'a [u8] {
+        self.keys(slab, self.kv_heads + head, quant)
     }
 }
 
@@ -74,10 +94,10 @@ pub fn write_kv(shape: &KvShape, slab: &mut [u8], slot: usize, k: &[f32], v: &[f
     assert_eq!(slab.len(), shape.bytes(), "bytes of a block");
     assert_eq!(k.len(), shape.kv_heads * shape.head_dim, "length of the key");
     assert_eq!(v.len(), k.len(), "length of the value");
-    let (keys, values) = slab.split_at_mut(shape.half_bytes());
+    let (keys, values) = slab.split_at_mut(shape.bytes() / 2);
     let size = shape.ty.bytes();
-    let (keys, values) =
-        (keys.chunks_exact_mut(shape.head_bytes()), values.chunks_exact_mut(shape.head_bytes()));
+    let head_bytes = shape.head_bytes(None);
+    let (keys, values) = (keys.chunks_exact_mut(head_bytes), values.chunks_exact_mut(head_bytes));
     let heads = k.chunks_exact(shape.head_dim).zip(v.chunks_exact(shape.head_dim));
     for ((keys, values), (k, v)) in keys.zip(values).zip(heads) {
         let values = &mut values[slot * shape.head_dim * size..][..shape.head_dim * size];
@@ -110,7 +130,7 @@ pub fn read_kv(shape: &KvShape, slab: &[u8], slot: usize, k: &mut [f32], v: &mut
     assert_eq!(v.len(), k.len(), "length of the value");
     let heads = k.chunks_exact_mut(shape.head_dim).zip(v.chunks_exact_mut(shape.head_dim));
     for (head, (k, v)) in heads.enumerate() {
-        let (keys, values) = (shape.keys(slab, head), shape.values(slab, head));
+        let (keys, values) = (shape.keys(slab, head, None), shape.values(slab, head, None));
         match shape.ty {
             KvType::F32 => read(keys, values, slot, k, v, f32::from_le_bytes),
             KvType::F16 => read(keys, values, slot, k, v, |x| f16::from_le_bytes(x).to_f32()),

@@ -3,8 +3,7 @@
 use super::state::{State, lanes};
 use super::visible::Visible;
 use super::weight::{capped, factor, weight};
-use super::{AttentionShape, BLOCK, KvType, SPAN};
-use half::{bf16, f16};
+use super::{AttentionShape, BLOCK, KvQuant, SPAN};
 
 /// One query of one head, and where in a state it stands.
 pub(super) struct Query<'a> {
@@ -14,6 +13,7 @@ pub(super) struct Query<'a> {
     pub(super) kv_head: usize,
     pub(super) visible: Visible,
     pub(super) blocks: &'a [Option<&'a [u8]>],
+    pub(super) quant: Option<KvQuant>,
     pub(super) index: usize,
 }
 
@@ -26,10 +26,14 @@ impl Query<'_> {
         let mut weights = [0.0; SPAN];
         let mut max = f32::NEG_INFINITY;
         self.each_token(span, |t, slab| {
-            let keys = kv.keys(slab, self.kv_head);
+            let keys = kv.keys(slab, self.kv_head, self.quant);
             let mut dot = 0.0;
             for (d, &q) in self.q.iter().enumerate() {
-                dot = q.mul_add(element(keys, kv.ty, d * BLOCK + t % BLOCK), dot);
+                let key = match self.quant {
+                    None => kv.ty.element(keys, d * BLOCK + t % BLOCK),
+                    Some(quant) => quant.key(kv, keys, d, t % BLOCK),
+                };
+                dot = q.mul_add(key, dot);
             }
             let score = capped(self.shape, dot * factor);
             weights[t] = score;
@@ -44,9 +48,13 @@ impl Query<'_> {
         let range = state.values_of(self.index);
         let sums = &mut state.values[range][..kv.head_dim];
         self.each_token(span, |t, slab| {
-            let values = kv.values(slab, self.kv_head);
+            let values = kv.values(slab, self.kv_head, self.quant);
             for (d, sum) in sums.iter_mut().enumerate() {
-                *sum = weights[t].mul_add(element(values, kv.ty, t % BLOCK * kv.head_dim + d), *sum);
+                let value = match self.quant {
+                    None => kv.ty.element(values, t % BLOCK * kv.head_dim + d),
+                    Some(quant) => quant.value(kv, values, d, t % BLOCK),
+                };
+                *sum = weights[t].mul_add(value, *sum);
             }
         });
     }
@@ -63,15 +71,5 @@ impl Query<'_> {
                 f(index * BLOCK + t, slab);
             }
         }
-    }
-}
-
-#[inline(always)]
-fn element(data: &[u8], ty: KvType, index: usize) -> f32 {
-    let wide = |n: usize| &data[index * n..][..n];
-    match ty {
-        KvType::F32 => f32::from_le_bytes(wide(4).try_into().unwrap_or_default()),
-        KvType::F16 => f16::from_le_bytes(wide(2).try_into().unwrap_or_default()).to_f32(),
-        KvType::Bf16 => bf16::from_le_bytes(wide(2).try_into().unwrap_or_default()).to_f32(),
     }
 }

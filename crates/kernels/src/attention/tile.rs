@@ -3,7 +3,7 @@
 use super::blocks::Blocks;
 use super::state::State;
 use super::visible::Visible;
-use super::{AttentionShape, SPAN, scalar};
+use super::{AttentionShape, KvQuant, SPAN, scalar};
 use crate::disjoint::Disjoint;
 use crate::simd::{Kernel, Simd};
 use std::ops::Range;
@@ -24,6 +24,8 @@ pub(super) struct Tile<'a> {
     pub(super) position: usize,
     pub(super) kv_head: usize,
     pub(super) blocks: &'a [Option<&'a [u8]>],
+    /// How the blocks are quantized, if they are.
+    pub(super) quant: Option<KvQuant>,
 }
 
 /// Rows of a tile, at most `QUERIES`.
@@ -82,13 +84,13 @@ impl Tile<'_> {
     /// The keys of the tile's head in a block.
     #[inline(always)]
     pub(super) fn keys<'s>(&self, slab: &'s [u8]) -> &'s [u8] {
-        self.shape.kv.keys(slab, self.kv_head)
+        self.shape.kv.keys(slab, self.kv_head, self.quant)
     }
 
     /// The values of the tile's head in a block.
     #[inline(always)]
     pub(super) fn values<'s>(&self, slab: &'s [u8]) -> &'s [u8] {
-        self.shape.kv.values(slab, self.kv_head)
+        self.shape.kv.values(slab, self.kv_head, self.quant)
     }
 
     /// Where query `index` begins in `q` and in the output.
@@ -162,8 +164,9 @@ impl ReadSpan for Scalar {
         part.clear();
         for index in 0..tile.queries() {
             let visible = tile.visible(index / tile.group());
-            let Tile { shape, kv_head, blocks, .. } = *tile;
-            scalar::Query { shape, q: tile.query(index), kv_head, visible, blocks, index }.span(part, span);
+            let Tile { shape, kv_head, blocks, quant, .. } = *tile;
+            let q = tile.query(index);
+            scalar::Query { shape, q, kv_head, visible, blocks, quant, index }.span(part, span);
         }
     }
 }

@@ -19,8 +19,14 @@ impl Avx2 {
 #[derive(Clone, Copy)]
 pub(crate) struct Two(__m256, __m256);
 
+/// Where numbers of some bits lie: for each half of the lanes the bytes to take and how far to shift them; then what
+/// belongs to the number.
+#[derive(Clone, Copy)]
+pub(crate) struct Codes([(__m256i, __m256i); 2], __m256i);
+
 impl Simd for Avx2 {
     type V = Two;
+    type Codes = Codes;
     const WIDE: bool = false;
 
     #[inline(always)]
@@ -183,6 +189,43 @@ impl Simd for Avx2 {
             let low = _mm256_cvtph_ps(_mm256_castsi256_si128(half));
             let high = _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(half));
             Two(_mm256_mul_ps(low, factor), _mm256_mul_ps(high, factor))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(self, at: *const u8) -> Two {
+        // SAFETY: readable by this function's contract; `self` proves AVX2.
+        unsafe {
+            let bytes = _mm_loadu_si128(at.cast());
+            let widen = |v| _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(v));
+            Two(widen(bytes), widen(_mm_srli_si128::<8>(bytes)))
+        }
+    }
+
+    #[inline(always)]
+    fn codes(self, bits: usize) -> Codes {
+        let (bytes, shifts) = super::code_places(bits);
+        // SAFETY: the arrays hold 64 bytes and 16 numbers; `self` proves AVX2.
+        unsafe {
+            let half = |i: usize| {
+                let bytes = _mm256_loadu_si256(bytes.as_ptr().cast::<__m256i>().add(i));
+                (bytes, _mm256_loadu_si256(shifts.as_ptr().cast::<__m256i>().add(i)))
+            };
+            Codes([half(0), half(1)], _mm256_set1_epi32((1 << bits) - 1))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_codes(self, codes: Codes, at: *const u8) -> Two {
+        // SAFETY: readable by this function's contract; `self` proves AVX2.
+        unsafe {
+            let bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128(at.cast()));
+            let Codes([low, high], mask) = codes;
+            let take = |(places, shifts)| {
+                let codes = _mm256_srlv_epi32(_mm256_shuffle_epi8(bytes, places), shifts);
+                _mm256_cvtepi32_ps(_mm256_and_si256(codes, mask))
+            };
+            Two(take(low), take(high))
         }
     }
 

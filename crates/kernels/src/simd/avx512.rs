@@ -15,8 +15,13 @@ impl Avx512 {
     }
 }
 
+/// Where numbers of some bits lie: the bytes to take, how far to shift them, and what belongs to the number.
+#[derive(Clone, Copy)]
+pub(crate) struct Codes(__m512i, __m512i, __m512i);
+
 impl Simd for Avx512 {
     type V = __m512;
+    type Codes = Codes;
     const WIDE: bool = true;
 
     #[inline(always)]
@@ -156,6 +161,34 @@ impl Simd for Avx512 {
             let wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(at.cast()));
             let half = super::avx2::e4m3_to_f16(wide);
             _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(self, at: *const u8) -> __m512 {
+        // SAFETY: readable by this function's contract; `self` proves AVX-512.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast()))) }
+    }
+
+    #[inline(always)]
+    fn codes(self, bits: usize) -> Codes {
+        let (bytes, shifts) = super::code_places(bits);
+        // SAFETY: the arrays hold 64 bytes and 16 numbers; `self` proves AVX-512.
+        unsafe {
+            let bytes = _mm512_loadu_si512(bytes.as_ptr().cast());
+            let shifts = _mm512_loadu_si512(shifts.as_ptr().cast());
+            Codes(bytes, shifts, _mm512_set1_epi32((1 << bits) - 1))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_codes(self, codes: Codes, at: *const u8) -> __m512 {
+        // SAFETY: readable by this function's contract; `self` proves AVX-512.
+        unsafe {
+            let Codes(places, shifts, mask) = codes;
+            let bytes = _mm512_broadcast_i32x4(_mm_loadu_si128(at.cast()));
+            let codes = _mm512_srlv_epi32(_mm512_shuffle_epi8(bytes, places), shifts);
+            _mm512_cvtepi32_ps(_mm512_and_si512(codes, mask))
         }
     }
 

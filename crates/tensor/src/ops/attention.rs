@@ -7,7 +7,7 @@ use lmx_kernels::attention::{self as kernel, AttentionShape, BLOCK, Sequence};
 /// Attention of each row of `q` (`[rows][heads][head_dim]`) over its sequence's blocks.
 ///
 /// # Errors
-/// [`OpError`] if the width of `q`, a sequence's rows or its number of blocks does not fit.
+/// [`OpError`] if the width of `q`, a sequence's rows, its number of blocks or their format does not fit.
 pub fn attention(shape: &AttentionShape, q: &Tensor, sequences: &[Sequence<'_>]) -> Result<Tensor, OpError> {
     let width = shape.heads * shape.kv.head_dim;
     OpError::unless(q.cols() == width && shape.heads.is_multiple_of(shape.kv.kv_heads), "attention", || {
@@ -17,7 +17,8 @@ pub fn attention(shape: &AttentionShape, q: &Tensor, sequences: &[Sequence<'_>])
         let fits = s.rows.start <= s.rows.end
             && s.rows.end <= q.rows()
             && s.blocks.len() * BLOCK >= s.first_position + s.rows.len()
-            && s.blocks.iter().flatten().all(|b| b.len() == shape.kv.bytes());
+            && s.quant.is_none_or(|quant| quant.fits(shape.kv.head_dim))
+            && s.blocks.iter().flatten().all(|b| b.len() == shape.kv.slab_bytes(s.quant));
         OpError::unless(fits, "attention", || {
             let (rows, blocks) = (&s.rows, s.blocks.len());
             format!("rows {rows:?} of {} at position {} in {blocks} blocks", q.rows(), s.first_position)

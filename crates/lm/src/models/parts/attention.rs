@@ -134,7 +134,12 @@ impl Attention {
             .sequences
             .iter()
             .zip(&slabs)
-            .map(|(s, blocks)| Sequence { rows: s.rows.clone(), first_position: s.first_position, blocks })
+            .map(|(s, blocks)| Sequence {
+                rows: s.rows.clone(),
+                first_position: s.first_position,
+                blocks,
+                quant: None,
+            })
             .collect();
         Ok(ops::attention(&shape, q, &sequences)?)
     }
