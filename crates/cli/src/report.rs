@@ -95,7 +95,7 @@ pub(crate) fn say_statistics(outcome: &Outcome, notices: &Notices) {
 }
 
 /// The object of `--json`.
-pub(crate) fn json(outcome: &Outcome, model: &str, notices: &Notices) -> Value {
+pub(crate) fn json(outcome: &Outcome, model: &str, kv_format: &str, notices: &Notices) -> Value {
     let stats = &outcome.stats;
     json!({
         "text": outcome.text,
@@ -108,6 +108,8 @@ pub(crate) fn json(outcome: &Outcome, model: &str, notices: &Notices) -> Value {
         "generation_tps": stats.generation_tps(),
         "ttft_ms": stats.first_token_seconds * 1e3,
         "peak_memory_bytes": peak_memory(),
+        "kv_format": kv_format,
+        "kv_quantized_from": stats.kv_quantized_from,
         "seed": stats.seed,
         "model": model,
         "notices": notices.lines,

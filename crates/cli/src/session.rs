@@ -1,18 +1,18 @@
 //! A loaded model as the commands use it.
 
-use crate::args::model::{KvDtype, ModelArgs, RunArgs, TemplateArgs};
+use crate::args::model::{KvDtype, ModelArgs, RunArgs, TemplateArgs, refused};
 use crate::device;
 use crate::end::End;
 use crate::env;
 use crate::progress::Progress;
 use crate::report::Notices;
-use lmx::cache::{KvWindow, LayerKv, Policy, PrefixCacheOptions};
+use lmx::cache::{KvQuantization, KvWindow, LayerKv, Policy, PrefixCacheOptions};
 use lmx::checkpoint::OpenOptions;
 use lmx::engine::{Engine, EngineOptions};
 use lmx::grammar::{Form, Grammar};
 use lmx::sample::SamplingParams;
 use lmx::text::{ChatPrompt, ChatTemplate, RenderOptions, SpecialContent, TemplateError, Tokenizer};
-use lmx::{LoadOptions, Loaded};
+use lmx::{LoadError, LoadOptions, Loaded};
 
 use serde_json::{Map, Value};
 use std::sync::Arc;
@@ -28,6 +28,9 @@ pub(crate) struct Session {
     pub(crate) tokenizer: Arc<Tokenizer>,
     /// The chat template; an error may also say that there is none.
     pub(crate) template: Result<ChatTemplate, TemplateError>,
+    /// How keys and values are stored, in words.
+    pub(crate) kv_format: String,
+    kv_quantization: Option<KvQuantization>,
     /// `--chat-template-config`
     variables: Map<String, Value>,
     /// Tokens that XTC must not strike out: newline and end of sequence.
@@ -121,12 +124,16 @@ impl Session {
             device: device::open(run.threads)?,
             open: open_options(model),
             extra_eos: template.extra_eos_token.clone(),
+            kv_quantization: run.kv_quant.quantization()?,
         };
         let mut progress = Progress::new("loading");
         let mut show = |done, total| progress.set(done as u64, total as u64);
         let loaded = lmx::load_with_progress(&model.model, &options, &mut show);
         drop(progress);
-        let loaded = loaded.map_err(anyhow::Error::new)?;
+        let loaded = loaded.map_err(|error| match error {
+            LoadError::KvQuant(error) => refused(&error),
+            error => anyhow::Error::new(error).into(),
+        })?;
         device::notice().into_iter().for_each(|notice| notices.add(notice));
         loaded.notices.iter().for_each(|notice| notices.add(notice.as_str()));
         Self::with(loaded, run, template, reuse, max_running, notices)
@@ -145,6 +152,18 @@ impl Session {
         if run.kv_dtype == KvDtype::Auto {
             notices.add_fact(format!("keys and values are stored as {}", device::name(kv_type)));
         }
+        let kv_quantization = run.kv_quant.quantization()?;
+        let mut kv_format = device::name(kv_type).to_owned();
+        if let Some(how) = kv_quantization {
+            kv_format +=
+                &format!(", {} bits in groups of {} from {} on", how.bits(), how.group(), how.start());
+            notices.add_fact(format!(
+                "positions from {} on read keys and values of {} bits in groups of {} (--kv-bits)",
+                how.start(),
+                how.bits(),
+                how.group()
+            ));
+        }
         let template = chat_template(&loaded.tokenizer, args.use_default_chat_template, notices);
         let newline = loaded.tokenizer.encode("\n", false).map_err(anyhow::Error::new)?;
         let eos = loaded.eos.iter().map(|(id, _)| id);
@@ -154,6 +173,7 @@ impl Session {
         }
         let options = EngineOptions {
             kv_window,
+            kv_quantization,
             prefill_step_size: run.prefill_step_size.get(),
             max_running,
             kv_type,
@@ -162,11 +182,34 @@ impl Session {
         };
         Ok(Self {
             xtc_special_tokens: newline.into_iter().chain(eos).collect(),
-            engine: Engine::new(loaded.model, Arc::clone(&loaded.tokenizer), loaded.eos, options),
+            engine: Engine::new(loaded.model, Arc::clone(&loaded.tokenizer), loaded.eos, options)
+                .map_err(|error| refused(&error))?,
             tokenizer: loaded.tokenizer,
             template,
+            kv_format,
+            kv_quantization,
             variables: args.chat_template_config.clone().unwrap_or_default(),
         })
+    }
+
+    /// Says so where `--kv-bits` cannot change anything: no reply of `max_tokens` to so long a prompt, or none at all,
+    /// gets to the position from which on it acts.
+    pub(crate) fn notice_quantization_out_of_reach(
+        &self,
+        prompt: usize,
+        max_tokens: Option<usize>,
+        notices: &mut Notices,
+    ) {
+        let context = self.engine.model().context_length();
+        // The last token of a reply is not run.
+        let most = max_tokens.map_or(context, |n| prompt.saturating_add(n).saturating_sub(1)).min(context);
+        if let Some(how) = self.kv_quantization.filter(|how| most <= how.start()) {
+            notices.add(format!(
+                "--kv-bits has no effect: it acts from position {} on (--quantized-kv-start), and there are at most \
+                 {most} here",
+                how.start()
+            ));
+        }
     }
 
     /// A conversation as the model sees it. Texts of control tokens in its messages stay text. `variables` of the

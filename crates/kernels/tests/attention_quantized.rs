@@ -68,7 +68,12 @@ impl Data {
     }
 
     fn sees(&self, position: usize, p: usize) -> bool {
-        p <= position && self.shape.window.is_none_or(|w| p < w.keep || p + w.size - w.keep > position)
+        p <= position
+            && match self.shape.window {
+                None => true,
+                Some(Window::Last { size, keep }) => p < keep || p + size - keep > position,
+                Some(Window::Chunk(size)) => p / size == position / size,
+            }
     }
 
     fn blocks(&self) -> Vec<Option<&[u8]>> {
@@ -126,7 +131,12 @@ fn shape(ty: KvType, heads: usize, kv_heads: usize, head_dim: usize) -> Attentio
 
 /// Every number of bits with every group and every kind of window; the float types and head groupings in turn.
 fn cases() -> Vec<Data> {
-    let windows = [None, Some(Window { size: 30, keep: 0 }), Some(Window { size: 40, keep: 33 })];
+    let windows = [
+        None,
+        Some(Window::Last { size: 30, keep: 0 }),
+        Some(Window::Last { size: 40, keep: 33 }),
+        Some(Window::Chunk(44)),
+    ];
     let mut cases = Vec::new();
     for bits in KvQuant::BITS {
         for group in KvQuant::GROUPS {
@@ -175,7 +185,8 @@ fn chunks_do_not_change_a_bit() {
 
 #[test]
 fn a_batch_of_both_kinds_does_not_change_a_bit() {
-    let shape = AttentionShape { window: Some(Window { size: 64, keep: 5 }), ..shape(KvType::F16, 6, 2, 64) };
+    let shape =
+        AttentionShape { window: Some(Window::Last { size: 64, keep: 5 }), ..shape(KvType::F16, 6, 2, 64) };
     let quants = [(8, 64), (4, 32)].map(|(bits, group)| KvQuant::new(bits, group).unwrap());
     let data = [Data::random(shape, quants[0], 300, 1), Data::random(shape, quants[1], 95, 2)];
     // The third sequence is that of the second's floats.

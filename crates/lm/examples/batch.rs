@@ -11,7 +11,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = std::env::args().nth(1).ok_or("usage: batch MODEL")?;
     let loaded = lmx::load(&model, &LoadOptions::new(Device::cpu(Isa::best(), 2)))?;
     let tokenizer = std::sync::Arc::clone(&loaded.tokenizer);
-    let mut engine = Engine::new(loaded.model, loaded.tokenizer, loaded.eos, EngineOptions::default());
+    let mut engine = Engine::new(loaded.model, loaded.tokenizer, loaded.eos, EngineOptions::default())?;
 
     let mut replies = BTreeMap::new();
     for (prompt, temperature) in [("The capital of France is", 0.0), ("Once upon a time", 0.8)] {

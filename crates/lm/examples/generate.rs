@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let prompt = loaded.tokenizer.encode_chat(&template, &messages, &options, SpecialContent::Plain)?;
 
     let options = EngineOptions { kv_type: loaded.kv_type, ..EngineOptions::default() };
-    let mut engine = Engine::new(loaded.model, loaded.tokenizer, loaded.eos, options);
+    let mut engine = Engine::new(loaded.model, loaded.tokenizer, loaded.eos, options)?;
     for event in engine.generate(Request::new(prompt.ids, 200))? {
         print!("{}", event?.text);
         std::io::stdout().flush()?;

@@ -52,7 +52,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         logits_processors: vec![Box::new(NoEcho)],
         ..Request::new(loaded.tokenizer.encode(&prompt, true)?, 40)
     };
-    let mut engine = Engine::new(loaded.model, loaded.tokenizer, loaded.eos, EngineOptions::default());
+    let mut engine = Engine::new(loaded.model, loaded.tokenizer, loaded.eos, EngineOptions::default())?;
     for event in engine.generate(request)? {
         print!("{}", event?.text);
     }

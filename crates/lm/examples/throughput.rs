@@ -5,8 +5,9 @@
 //!     cargo run --release --example throughput -- MODEL --threads 2 --generate 32 --depth 32 --batch 8
 //!
 //! The first form measures prefill of that many tokens, the second one decode after `--depth` tokens, the third one
-//! decode of several sequences at once, all their tokens counted.
+//! decode of several sequences at once, all their tokens counted. `--kv-bits N` quantizes keys and values from the start.
 
+use lmx::cache::KvQuantization;
 use lmx::engine::{Engine, EngineOptions, Request, Stats, Update};
 use lmx::{Device, Isa, LoadOptions};
 use std::time::Instant;
@@ -16,7 +17,7 @@ type Error = Box<dyn std::error::Error>;
 fn main() -> Result<(), Error> {
     let mut arguments = std::env::args().skip(1);
     let model = arguments.next().ok_or("usage: throughput MODEL [--FLAG NUMBER]...")?;
-    let (mut threads, mut prompt, mut generate, mut depth, mut batch) = (1, 0, 0, 0, 1);
+    let (mut threads, mut prompt, mut generate, mut depth, mut batch, mut kv_bits) = (1, 0, 0, 0, 1, 0);
     while let (Some(flag), Some(value)) = (arguments.next(), arguments.next()) {
         let target = match flag.as_str() {
             "--threads" => &mut threads,
@@ -24,14 +25,19 @@ fn main() -> Result<(), Error> {
             "--generate" => &mut generate,
             "--depth" => &mut depth,
             "--batch" => &mut batch,
+            "--kv-bits" => &mut kv_bits,
             _ => return Err(format!("unknown flag {flag}").into()),
         };
         *target = value.parse::<usize>()?;
     }
 
     let loaded = lmx::load(&model, &LoadOptions::new(Device::cpu(Isa::best(), threads)))?;
-    let options = EngineOptions { max_running: batch.max(1), ..EngineOptions::default() };
-    let mut engine = Engine::new(loaded.model, loaded.tokenizer, loaded.eos, options);
+    let kv_quantization = match kv_bits {
+        0 => None,
+        bits => Some(KvQuantization::new(bits, KvQuantization::GROUP, 0)?),
+    };
+    let options = EngineOptions { max_running: batch.max(1), kv_quantization, ..EngineOptions::default() };
+    let mut engine = Engine::new(loaded.model, loaded.tokenizer, loaded.eos, options)?;
     // A generated token needs one before it.
     let known = if generate > 0 { depth.max(1) } else { prompt };
     run(&mut engine, known, 1)?; // brings weights and buffers into memory

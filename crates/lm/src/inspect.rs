@@ -1,6 +1,6 @@
 //! What a model is and what it will need, without loading its weights.
 
-use crate::cache::{KvSpec, Policy};
+use crate::cache::{BLOCK, KvQuantization, KvSpec, LayerGroup, Policy};
 use crate::checkpoint::{Checkpoint, CheckpointError, OpenOptions};
 use crate::load::{LoadError, eos_set, kv_type, read_tokenizer};
 use crate::models::rope::{Rope, RopeScaling};
@@ -38,6 +38,12 @@ impl Opened {
         let eos = eos_set(&checkpoint, &tokenizer, &[])?;
         let kv_type = kv_type(&checkpoint)?;
         Ok(Self { checkpoint, decoder, tokenizer, eos, kv_type })
+    }
+
+    /// What the layers keep, stored as `ty`.
+    #[must_use]
+    pub fn kv_spec(&self, ty: KvType) -> KvSpec {
+        KvSpec::new(&self.decoder.layer_kv(), ty).with_states(self.decoder.states())
     }
 }
 
@@ -85,7 +91,7 @@ pub struct LayerInfo {
     pub kv_heads: usize,
     /// Width of a head; 0 without attention.
     pub head_dim: usize,
-    /// Keys and values of one token, in bytes.
+    /// Keys and values of one token, in bytes; where they are quantized from a position on, behind that.
     pub bytes_per_token: usize,
     /// Recurrent state, in bytes.
     pub state_bytes: usize,
@@ -102,7 +108,7 @@ pub struct Memory {
     pub weights_bytes: u64,
     /// The program itself and its tokenizer, about.
     pub program_bytes: u64,
-    /// Keys and values of the sequence.
+    /// Keys and values of the sequence: the most that there are at any time.
     pub kv_bytes: u64,
     /// What a step of the prompt computes with.
     pub activations_bytes: u64,
@@ -111,42 +117,49 @@ pub struct Memory {
 }
 
 impl Architecture {
-    /// Describes a model with keys and values stored as `kv`.
+    /// Describes a model with keys and values kept as `kv` says.
     ///
     /// # Errors
     /// A damaged file, or a configuration without a model type.
-    pub fn of(model: &Opened, kv: KvType) -> Result<Self, CheckpointError> {
+    pub fn of(model: &Opened, kv: &KvSpec) -> Result<Self, CheckpointError> {
         let Opened { checkpoint, decoder, .. } = model;
         let parameters = parameters(decoder);
         let bytes = checkpoint.stored_bytes(decoder)?;
+        let mut groups = kv.layers.iter().map(|&(group, _)| &kv.groups[group]);
+        let quant = kv.quantization.map(KvQuantization::quant);
+        let layer = |layer: &LayerConfig| {
+            let group = layer.attention().and_then(|_| groups.next());
+            let bytes_per_token = group.map_or(0, |group| group.slab_bytes(quant) / BLOCK);
+            LayerInfo { bytes_per_token, ..LayerInfo::of(layer, decoder.hidden, group) }
+        };
         Ok(Self {
             model_type: checkpoint.config().model_type()?.to_owned(),
             parameters,
             bits_per_weight: bytes as f64 * 8.0 / parameters as f64,
             context_length: decoder.context_length,
             rope: decoder.ropes.iter().map(RopeInfo::of).collect(),
-            layers: decoder.layers.iter().map(|layer| LayerInfo::of(layer, decoder.hidden, kv)).collect(),
+            layers: decoder.layers.iter().map(layer).collect(),
         })
     }
 }
 
 impl LayerInfo {
-    fn of(layer: &LayerConfig, hidden: usize, kv: KvType) -> Self {
-        let cached = layer.attention().map(AttentionConfig::layer_kv);
-        let (kind, window) = match cached.map(|cached| cached.policy) {
+    /// Without the bytes of a token.
+    fn of(layer: &LayerConfig, hidden: usize, group: Option<&LayerGroup>) -> Self {
+        let (kind, window) = match group.map(|group| group.policy) {
             None => ("conv", None),
             Some(Policy::Full) => ("full", None),
             Some(Policy::Window(window)) => ("window", Some(window.size())),
             Some(Policy::Chunk(size)) => ("chunk", Some(size.get())),
         };
-        let (kv_heads, head_dim) = cached.map_or((0, 0), |cached| (cached.kv_heads, cached.head_dim));
+        let (kv_heads, head_dim) = group.map_or((0, 0), |group| (group.shape.kv_heads, group.shape.head_dim));
         let state: usize = layer.states(hidden).iter().map(|(_, floats)| floats).sum();
         Self {
             kind,
             window,
             kv_heads,
             head_dim,
-            bytes_per_token: 2 * kv_heads * head_dim * kv.bytes(),
+            bytes_per_token: 0,
             state_bytes: state * size_of::<f32>(),
             experts: match layer.feed_forward {
                 FeedForwardConfig::Dense(_) => 0,
@@ -184,14 +197,13 @@ impl Memory {
     /// A damaged file.
     pub fn forecast(
         model: &Opened,
-        kv: KvType,
+        kv: &KvSpec,
         context: usize,
         prefill_step_size: usize,
     ) -> Result<Self, CheckpointError> {
         let Opened { checkpoint, decoder, .. } = model;
         let weights_bytes = checkpoint.stored_bytes(decoder)?;
-        let spec = KvSpec::new(&decoder.layer_kv(), kv).with_states(decoder.states());
-        let kv_bytes = spec.bytes_at(context) as u64;
+        let kv_bytes = kv.peak_bytes(context) as u64;
         let activations_bytes = activation_bytes(decoder, context.min(prefill_step_size));
         let program_bytes = PROGRAM_BYTES + TOKEN_BYTES * decoder.vocab as u64;
         let total_bytes = weights_bytes + program_bytes + kv_bytes + activations_bytes;

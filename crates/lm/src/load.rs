@@ -1,5 +1,6 @@
 //! From a model's name to something that generates.
 
+use crate::cache::{KvQuantError, KvQuantization};
 use crate::checkpoint::{Checkpoint, CheckpointError, OpenOptions};
 use crate::models::{Config, ConfigError, Decoder, Model};
 use crate::text::{EosSet, EosSource, Tokenizer, TokenizerError};
@@ -17,13 +18,15 @@ pub struct LoadOptions {
     pub open: OpenOptions,
     /// Further end-of-sequence tokens, as words or ids.
     pub extra_eos: Vec<String>,
+    /// How keys and values will be quantized: whether the model's can be is known before its weights are read.
+    pub kv_quantization: Option<KvQuantization>,
 }
 
 impl LoadOptions {
     /// Loads onto `device`, from folders and files only.
     #[must_use]
     pub fn new(device: Device) -> Self {
-        Self { device, open: OpenOptions::default(), extra_eos: Vec::new() }
+        Self { device, open: OpenOptions::default(), extra_eos: Vec::new(), kv_quantization: None }
     }
 }
 
@@ -55,6 +58,9 @@ pub enum LoadError {
     /// Its tokenizer.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// Its keys and values cannot be quantized as asked.
+    #[error(transparent)]
+    KvQuant(#[from] KvQuantError),
     /// The tokenizer could not be read because its thread died.
     #[error("the tokenizer's thread ended early")]
     Thread,
@@ -79,6 +85,9 @@ pub fn load_with_progress(
 ) -> Result<Loaded, LoadError> {
     let checkpoint = Checkpoint::open(source, &options.open)?;
     let config = checkpoint.describe()?;
+    if let Some(how) = options.kv_quantization {
+        how.check(&config.layer_kv())?;
+    }
     // Large vocabularies take about as long as mapping the weights.
     let (decoder, tokenizer) = std::thread::scope(|scope| {
         let tokenizer = scope.spawn(|| read_tokenizer(&checkpoint));

@@ -4,13 +4,13 @@
 mod golden_cases;
 
 use golden_cases::Case;
-use lmx::cache::PrefixCacheOptions;
+use lmx::cache::{KvQuantError, KvQuantization, PrefixCacheOptions};
 use lmx::checkpoint::{Checkpoint, OpenOptions};
 use lmx::engine::{Engine, EngineOptions, Event, FinishReason, Request, RequestError, RequestId, Update};
 use lmx::models::Decoder;
 use lmx::sample::{ProcessorParams, SampleError, SamplingParams};
 use lmx::text::{EosSet, EosSource, Tokenizer};
-use lmx::{Device, Isa};
+use lmx::{Device, Isa, LoadError, LoadOptions};
 use lmx_tensor::kernels::attention::KvType;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -29,7 +29,7 @@ fn engine_ending_at(case: &str, options: EngineOptions, eos: EosSet) -> Engine {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/text/byte_level");
     let tokenizer = Tokenizer::from_folder(&folder).unwrap();
     let options = EngineOptions { kv_type: KvType::F32, ..options };
-    Engine::new(Box::new(model), Arc::new(tokenizer), eos, options)
+    Engine::new(Box::new(model), Arc::new(tokenizer), eos, options).unwrap()
 }
 
 fn tokens(n: usize, salt: usize) -> Vec<u32> {
@@ -236,7 +236,7 @@ fn a_stored_prefix_with_state_is_continued_from_its_last_snapshot() {
 
 #[test]
 fn a_request_that_cannot_fit_fails_and_smaller_ones_finish() {
-    let block = engine("llama-f32", EngineOptions::default()).kv().spec().groups[0].block_bytes();
+    let block = engine("llama-f32", EngineOptions::default()).kv().spec().groups[0].block_bytes(None);
     let options = EngineOptions { kv_memory: 3 * block, ..EngineOptions::default() };
     let mut engine = engine("llama-f32", options);
     let small: Vec<RequestId> =
@@ -248,6 +248,57 @@ fn a_request_that_cannot_fit_fails_and_smaller_ones_finish() {
     assert_eq!(*id, large);
     assert!(small.iter().all(|id| seen[id].len() == 5));
     assert_eq!(engine.kv().budget().used(), 0);
+}
+
+#[test]
+fn quantized_requests_get_the_same_in_company_and_say_from_where_on() {
+    let how = KvQuantization::new(4, 32, 30).unwrap();
+    let options = |prefill_step_size| EngineOptions {
+        prefill_step_size,
+        kv_quantization: Some(how),
+        keep_finished: 1,
+        ..EngineOptions::default()
+    };
+    let mut solo = engine("gemma3-f32", options(2048));
+    let expected: Vec<Vec<Event>> =
+        (0..4).map(|i| solo.generate(mixed(i)).unwrap().map(Result::unwrap).collect()).collect();
+    let from: Vec<_> = expected.iter().map(|events| events.last().unwrap().stats.kv_quantized_from).collect();
+    assert_eq!(from, [None, None, Some(30), Some(30)], "of 1, 18, 35 and 52 tokens and 5, 8, 11 and 14 more");
+    for chunk in [1, 7, 31, 64] {
+        let mut engine = engine("gemma3-f32", options(chunk));
+        let ids: Vec<RequestId> = (0..4).map(|i| engine.submit(mixed(i)).unwrap()).collect();
+        let mut seen = BTreeMap::new();
+        assert!(drain(&mut engine, &mut seen).is_empty());
+        for (id, expected) in ids.iter().zip(&expected) {
+            assert_eq!(essence(&seen[id]), essence(expected), "chunks of {chunk}");
+        }
+    }
+    // What was kept is quantized: a prompt that parts from it before the start is run from the beginning.
+    let kept: Vec<u32> = solo.kept_tokens().next().unwrap().to_vec();
+    for (shared, cached) in [(kept.len() - 2, kept.len() - 2), (20, 0)] {
+        let prompt = [&kept[..shared], &[1, 2, 3][..]].concat();
+        let fresh: Vec<Event> = engine("gemma3-f32", options(2048))
+            .generate(Request::new(prompt.clone(), 6))
+            .unwrap()
+            .map(Result::unwrap)
+            .collect();
+        let warm: Vec<Event> = solo.generate(Request::new(prompt, 6)).unwrap().map(Result::unwrap).collect();
+        assert_eq!(warm[0].stats.cached_tokens, cached);
+        assert_eq!(essence(&warm), essence(&fresh));
+        solo.clear_kept();
+        solo.generate(Request::new(kept.clone(), 0)).unwrap().for_each(drop);
+    }
+}
+
+#[test]
+fn heads_that_are_not_whole_groups_are_refused() {
+    let disk = Case::read("llama-f32").on_disk();
+    let how = KvQuantization::new(8, 64, 0).unwrap();
+    let options = LoadOptions { kv_quantization: Some(how), ..LoadOptions::new(Device::cpu(Isa::best(), 1)) };
+    let error = lmx::load(&disk.path, &options).unwrap_err();
+    let LoadError::KvQuant(KvQuantError::HeadDim { layer: 0, head_dim: 16, group: 64 }) = error else {
+        panic!("{error}")
+    };
 }
 
 #[test]

@@ -90,7 +90,7 @@ impl World {
     fn engine(&self, max_running: usize) -> Engine {
         let model = Box::new(Noise { vocab: self.vocab, device: Device::cpu(Isa::best(), 1) });
         let options = EngineOptions { max_running, ..EngineOptions::default() };
-        Engine::new(model, Arc::clone(&self.tokenizer), self.eos.clone(), options)
+        Engine::new(model, Arc::clone(&self.tokenizer), self.eos.clone(), options).unwrap()
     }
 
     fn form(&self, form: Form) -> Grammar {

@@ -18,7 +18,7 @@ fn architecture(case: &str) -> (Architecture, u64) {
     }
     let opened = Opened::open(&folder.path().display().to_string(), &OpenOptions::default()).unwrap();
     let bytes = opened.checkpoint.stored_bytes(&opened.decoder).unwrap();
-    (Architecture::of(&opened, KvType::F16).unwrap(), bytes)
+    (Architecture::of(&opened, &opened.kv_spec(KvType::F16)).unwrap(), bytes)
 }
 
 fn summary(layer: &LayerInfo) -> (&'static str, Option<usize>, usize, usize, usize) {

@@ -142,7 +142,7 @@ impl World {
             .filter(|&layer| spec.layers[layer].1 == 0)
             .flat_map(|layer| self.sequences.iter().map(move |naive| (layer, naive.id)))
             .flat_map(|(layer, id)| {
-                let bytes = spec.groups[spec.layers[layer].0].block_bytes();
+                let bytes = spec.groups[spec.layers[layer].0].block_bytes(None);
                 let slabs = self.kv.slabs(id, layer).unwrap();
                 slabs.into_iter().flatten().map(move |slab| (slab.as_ptr(), bytes)).collect::<Vec<_>>()
             })

@@ -1,7 +1,7 @@
 //! The two real models against mlx-lm and llama.cpp, and against themselves: batched, chunked, threaded.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed unwrap is a failed test")]
 
-use lmx::cache::KvStore;
+use lmx::cache::{KvQuantization, KvStore};
 use lmx::engine::{Engine, EngineOptions, Request, Update};
 use lmx::models::{StepInputs, kv_spec};
 use lmx::sample::SampleError;
@@ -32,7 +32,7 @@ fn load(name: &str, threads: usize) -> Loaded {
 
 fn engine(loaded: Loaded, kv_type: KvType, prefill_step_size: usize) -> Engine {
     let options = EngineOptions { prefill_step_size, kv_type, ..EngineOptions::default() };
-    Engine::new(loaded.model, loaded.tokenizer, loaded.eos, options)
+    Engine::new(loaded.model, loaded.tokenizer, loaded.eos, options).unwrap()
 }
 
 fn ids(value: &Value) -> Vec<u32> {
@@ -69,6 +69,20 @@ fn smollm2_continues_as_in_mlx_lm() {
 #[test]
 fn gemma3_continues_as_in_mlx_lm() {
     equals_mlx_lm("gemma-3-270m", "gemma3.json");
+}
+
+#[test]
+fn gemma3_continues_alike_over_8_bits_across_its_windows_wrap() {
+    let prompt = ids(&golden("gemma3.json")["greedy"][9]["prompt"])[..505].to_vec();
+    let reply = |kv_quantization| -> Vec<u32> {
+        let options = EngineOptions { kv_quantization, kv_type: KvType::F16, ..EngineOptions::default() };
+        let loaded = load("gemma-3-270m", 2);
+        let mut engine = Engine::new(loaded.model, loaded.tokenizer, loaded.eos, options).unwrap();
+        let request = Request { ignore_eos: true, ..Request::new(prompt.clone(), 20) };
+        engine.generate(request).unwrap().map(|event| event.unwrap().token.unwrap()).collect()
+    };
+    let how = KvQuantization::new(8, KvQuantization::GROUP, 0).unwrap();
+    assert_eq!(reply(Some(how)), reply(None));
 }
 
 /// llama.cpp's protocol: windows of 512 tokens, each beginning with the tokenizer's BOS if it has one, of which the

@@ -62,6 +62,7 @@ impl ChatArgs {
     pub(crate) fn validate(self: Box<Self>) -> Result<ChatOptions, End> {
         self.refused.check()?;
         self.run.kv_window()?;
+        self.run.kv_quant.quantization()?;
         let (sampling, processors) = self.sampling.params()?;
         let stop = self.stop.strings()?;
         let form = self.form.form()?;

@@ -14,8 +14,8 @@ use lmx::sample::{ProcessorParams, SamplingParams};
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Text goes to standard output as it is made; everything else goes to standard error.\n\
-    Flags of mlx-lm that are refused for now: --adapter-path --draft-model --image --kv-bits --kv-group-size \
-    --num-draft-tokens --prompt-cache-file --quantize-activations (-qa) --quantized-kv-start"
+    Flags of mlx-lm that are refused for now: --adapter-path --draft-model --image --num-draft-tokens \
+    --prompt-cache-file --quantize-activations (-qa)"
 )]
 pub(crate) struct GenerateArgs {
     #[command(flatten)]
@@ -86,6 +86,7 @@ impl GenerateArgs {
         self.refused.check()?;
         self.run.kv_window()?;
         self.prompts.check()?;
+        self.run.kv_quant.quantization()?;
         let (sampling, processors) = self.sampling.params()?;
         let stop = self.stop.strings()?;
         let form = self.form.form()?;

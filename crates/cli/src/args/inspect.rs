@@ -1,6 +1,6 @@
 //! `lmx inspect`: its words.
 
-use super::model::{KvDtype, ModelArgs, positive};
+use super::model::{KvDtype, KvQuantArgs, ModelArgs, positive};
 use std::num::NonZeroUsize;
 
 /// The words of `lmx inspect`.
@@ -14,6 +14,8 @@ pub(crate) struct InspectArgs {
     /// How keys and values would be stored: auto is the model's own float type (f16 for GGUF)
     #[arg(long, value_name = "TYPE", value_enum, default_value_t)]
     pub(crate) kv_dtype: KvDtype,
+    #[command(flatten)]
+    pub(crate) kv_quant: KvQuantArgs,
     /// Prompt tokens that would run at a time
     #[arg(long, value_name = "N", default_value = "2048", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) prefill_step_size: NonZeroUsize,

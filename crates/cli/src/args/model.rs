@@ -2,7 +2,7 @@
 
 use super::values::{count, json_object, size};
 use crate::end::End;
-use lmx::cache::KvWindow;
+use lmx::cache::{KvQuantError, KvQuantization, KvWindow};
 use std::num::NonZeroUsize;
 
 /// The model of mlx-lm's commands where none is named.
@@ -45,6 +45,8 @@ pub(crate) struct RunArgs {
     /// half of the free memory]
     #[arg(long, value_name = "SIZE", value_parser = size, allow_negative_numbers = true)]
     pub(crate) kv_memory: Option<usize>,
+    #[command(flatten)]
+    pub(crate) kv_quant: KvQuantArgs,
     /// Prompt tokens to run at a time; fewer take less memory
     #[arg(long, value_name = "N", default_value = "2048", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) prefill_step_size: NonZeroUsize,
@@ -67,6 +69,45 @@ impl RunArgs {
             ))
         })
     }
+}
+
+/// Whether keys and values are quantized.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct KvQuantArgs {
+    /// Quantize keys and values to this many bits: 2, 3, 4, 5, 6 or 8
+    #[arg(long, value_name = "BITS", value_parser = count, allow_negative_numbers = true)]
+    kv_bits: Option<usize>,
+    /// With --kv-bits: dimensions that share a scale and a bias: 32, 64 or 128 [default: 64]
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, requires = "kv_bits")]
+    kv_group_size: Option<usize>,
+    /// With --kv-bits: the first position that reads quantized keys and values; those before read them as they
+    /// were [default: 5000]
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, requires = "kv_bits")]
+    quantized_kv_start: Option<usize>,
+}
+
+impl KvQuantArgs {
+    /// What the words mean, if any was given.
+    ///
+    /// # Errors
+    /// [`End::Usage`] naming the flag.
+    pub(crate) fn quantization(&self) -> Result<Option<KvQuantization>, End> {
+        let Some(bits) = self.kv_bits else { return Ok(None) };
+        let group = self.kv_group_size.unwrap_or(KvQuantization::GROUP);
+        let start = self.quantized_kv_start.unwrap_or(KvQuantization::START);
+        KvQuantization::new(bits, group, start).map(Some).map_err(|error| refused(&error))
+    }
+}
+
+/// What is said where keys and values cannot be quantized so, with the flag that it is about.
+pub(crate) fn refused(error: &KvQuantError) -> End {
+    let flag = match error {
+        KvQuantError::Bits { bits } => format!("--kv-bits {bits}"),
+        KvQuantError::Group { group } | KvQuantError::HeadDim { group, .. } => {
+            format!("--kv-group-size {group}")
+        }
+    };
+    End::Usage(format!("{flag}: {error}"))
 }
 
 /// `--kv-dtype`

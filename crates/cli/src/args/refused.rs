@@ -16,7 +16,6 @@ fn refuse(refusals: &[Refusal]) -> Result<(), End> {
 const ADAPTER: &str =
     "lmx cannot apply adapters; fuse the adapter into the model first, and leave the flag out";
 const DRAFT: &str = "lmx has no speculative decoding; leave the flag out (the text is the same without it)";
-const KV_BITS: &str = "lmx has no quantized KV cache; leave the flag out, or use --kv-dtype f16";
 const CACHE_FILE: &str = "lmx cannot read prompt caches; leave the flag out and give the whole prompt";
 const ACTIVATIONS: &str = "lmx chooses the precision of activations itself; leave the flag out";
 const IMAGE: &str = "lmx runs text models only; leave the flag out";
@@ -32,12 +31,6 @@ pub(crate) struct RefusedByGenerate {
     prompt_cache_file: Option<String>,
     #[arg(long, hide = true)]
     quantize_activations: bool,
-    #[arg(long, hide = true, value_name = "N", allow_hyphen_values = true)]
-    kv_bits: Option<String>,
-    #[arg(long, hide = true, value_name = "N", allow_hyphen_values = true)]
-    kv_group_size: Option<String>,
-    #[arg(long, hide = true, value_name = "N", allow_hyphen_values = true)]
-    quantized_kv_start: Option<String>,
     #[arg(long, hide = true, value_name = "MODEL")]
     draft_model: Option<String>,
     #[arg(long, hide = true, value_name = "N", allow_hyphen_values = true)]
@@ -53,9 +46,6 @@ impl RefusedByGenerate {
             ("--image", !self.image.is_empty(), IMAGE),
             ("--prompt-cache-file", self.prompt_cache_file.is_some(), CACHE_FILE),
             ("--quantize-activations (-qa)", self.quantize_activations, ACTIVATIONS),
-            ("--kv-bits", self.kv_bits.is_some(), KV_BITS),
-            ("--kv-group-size", self.kv_group_size.is_some(), KV_BITS),
-            ("--quantized-kv-start", self.quantized_kv_start.is_some(), KV_BITS),
             ("--draft-model", self.draft_model.is_some(), DRAFT),
             ("--num-draft-tokens", self.num_draft_tokens.is_some(), DRAFT),
         ])

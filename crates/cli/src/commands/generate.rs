@@ -35,6 +35,7 @@ pub(crate) fn run(options: &GenerateOptions) -> Result<(), End> {
     let mut notices = Notices::new(args.json);
     let mut session = Session::open(&args.model, &args.run, &args.template, Reuse::Nothing, 1, &mut notices)?;
     let tokens = prompt_tokens(&session, args, &prompt, &mut notices)?;
+    session.notice_quantization_out_of_reach(tokens.len(), args.max_tokens.0, &mut notices);
     report::filters_without_effect(&options.sampling, &options.processors, &mut notices);
     let request = Request {
         tokens,
@@ -54,16 +55,21 @@ pub(crate) fn run(options: &GenerateOptions) -> Result<(), End> {
     if outcome.finish.is_none() {
         return Err(End::Interrupted);
     }
-    conclude(args, &outcome, &mut notices)
+    conclude(args, &outcome, &session.kv_format, &mut notices)
 }
 
 /// What is said after the reply.
-fn conclude(args: &GenerateArgs, outcome: &Outcome, notices: &mut Notices) -> Result<(), End> {
+fn conclude(
+    args: &GenerateArgs,
+    outcome: &Outcome,
+    kv_format: &str,
+    notices: &mut Notices,
+) -> Result<(), End> {
     if outcome.finish == Some(FinishReason::Length) {
         notices.add(report::cut(args.max_tokens, outcome));
     }
     if args.json {
-        let object = report::json(outcome, &args.model.model, notices);
+        let object = report::json(outcome, &args.model.model, kv_format, notices);
         return terminal::print(&format!("{object}\n"));
     }
     if args.verbose {

@@ -1,6 +1,7 @@
 //! `lmx inspect`: what a model is and what it will need, without loading its weights.
 
 use crate::args::inspect::InspectArgs;
+use crate::args::model::refused;
 use crate::chat::conversation::message;
 use crate::device;
 use crate::end::{End, single_line};
@@ -44,6 +45,7 @@ struct Sample {
 
 /// Runs the command.
 pub(crate) fn run(args: &InspectArgs) -> Result<(), End> {
+    args.kv_quant.quantization()?;
     let model = Opened::open(&args.model.model, &open_options(&args.model)).map_err(anyhow::Error::new)?;
     let inspection = Inspection::of(&model, args)?;
     if args.json {
@@ -55,10 +57,14 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), End> {
 
 impl Inspection {
     fn of(model: &Opened, args: &InspectArgs) -> Result<Self, End> {
-        let kv = device::kv_type(args.kv_dtype, model.kv_type);
-        let architecture = Architecture::of(model, kv).map_err(anyhow::Error::new)?;
+        let kv = model.kv_spec(device::kv_type(args.kv_dtype, model.kv_type));
+        let kv = match args.kv_quant.quantization()? {
+            Some(how) => kv.quantized(how).map_err(|error| refused(&error))?,
+            None => kv,
+        };
+        let architecture = Architecture::of(model, &kv).map_err(anyhow::Error::new)?;
         let context = args.context.map_or(architecture.context_length, |n| n.get());
-        let memory = Memory::forecast(model, kv, context, args.prefill_step_size.get());
+        let memory = Memory::forecast(model, &kv, context, args.prefill_step_size.get());
         let eos = model.eos.iter().map(|(id, source)| EosToken {
             id,
             text: model.tokenizer.decode(&[id]),
@@ -67,6 +73,13 @@ impl Inspection {
         let mut notices = model.checkpoint.notices();
         if context > architecture.context_length {
             notices.push(format!("--context {context} exceeds the model's context"));
+        }
+        if let Some(how) = kv.quantization.filter(|how| how.start() >= context) {
+            notices.push(format!(
+                "--kv-bits has no effect on {context} tokens: keys and values are quantized from position {} on \
+                (--quantized-kv-start)",
+                how.start()
+            ));
         }
         let sample = match model.tokenizer.chat_template() {
             Ok(template) => Some(Sample::of(model, &template, &mut notices)?),

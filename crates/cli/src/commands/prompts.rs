@@ -260,7 +260,8 @@ impl Batch<'_> {
         self.sum.prompt_tokens += outcome.stats.prompt_tokens;
         self.sum.generation_tokens += outcome.stats.generation_tokens;
         let mut reply = json!({"index": index, "id": id});
-        let object = report::json(&outcome, &self.options.args.model.model, &notices);
+        let object =
+            report::json(&outcome, &self.options.args.model.model, &self.session.kv_format, &notices);
         if let (Value::Object(reply), Value::Object(object)) = (&mut reply, object) {
             reply.extend(object);
         }

@@ -1,9 +1,11 @@
 //! Blocks and the budget that they are counted against.
 
+use super::LayerGroup;
 use lmx_tensor::kernels::AlignedBytes;
 pub use lmx_tensor::kernels::attention::BLOCK;
-use std::sync::Arc;
+use lmx_tensor::kernels::attention::{KvQuant, quantize_slab};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Counts the bytes of living blocks against a limit.
 #[derive(Debug)]
@@ -46,6 +48,12 @@ impl Reserved {
         budget.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).ok()?;
         Some(Self { bytes, budget: Arc::clone(budget) })
     }
+
+    /// Gives all but `bytes` back.
+    fn shrink(&mut self, bytes: usize) {
+        self.budget.used.fetch_sub(self.bytes - bytes, Ordering::Relaxed);
+        self.bytes = bytes;
+    }
 }
 
 impl Drop for Reserved {
@@ -59,13 +67,20 @@ impl Drop for Reserved {
 pub(super) struct Block {
     data: AlignedBytes,
     reserved: Reserved,
+    /// What a sequence that shared this block of floats has made of it, as long as another holds that.
+    quantized: Mutex<Weak<Block>>,
 }
 
 impl Block {
     /// A zeroed block of `bytes`, or `None` if the budget does not allow it.
     pub(super) fn new(bytes: usize, budget: &Arc<BlockBudget>) -> Option<Self> {
         let reserved = Reserved::new(bytes, budget)?;
-        Some(Self { data: AlignedBytes::zeroed(bytes), reserved })
+        Some(Self { data: AlignedBytes::zeroed(bytes), reserved, quantized: Mutex::default() })
+    }
+
+    /// Bytes that it takes.
+    pub(super) fn bytes(&self) -> usize {
+        self.data.len()
     }
 
     /// A copy, counted like any other block.
@@ -75,9 +90,36 @@ impl Block {
         Some(copy)
     }
 
-    /// Bytes that it takes.
-    pub(super) fn bytes(&self) -> usize {
-        self.data.len()
+    /// The block of codes that another sequence has made of this one.
+    pub(super) fn known_quantized(&self) -> Option<Arc<Self>> {
+        self.quantized.lock().unwrap_or_else(PoisonError::into_inner).upgrade()
+    }
+
+    /// Turns the first `filled` tokens of a block of floats into codes, and gives the rest of its memory back. Both
+    /// are there for a moment, but at rest it never takes more than it did.
+    pub(super) fn quantize(&mut self, group: &LayerGroup, quant: KvQuant, filled: usize) {
+        let mut data = AlignedBytes::zeroed(group.block_bytes(Some(quant)));
+        quantize_slabs(group, quant, &self.data, filled, &mut data);
+        self.reserved.shrink(data.len());
+        self.data = data;
+    }
+
+    /// A block of the codes of the first `filled` tokens of a block of floats, or `None` if the budget does not
+    /// allow it.
+    pub(super) fn quantized_beside(
+        &self,
+        group: &LayerGroup,
+        quant: KvQuant,
+        filled: usize,
+    ) -> Option<Arc<Self>> {
+        let mut block = Self::new(group.block_bytes(Some(quant)), &self.reserved.budget)?;
+        quantize_slabs(group, quant, &self.data, filled, &mut block.data);
+        let block = Arc::new(block);
+        // One that is not full will be written to by one sequence alone.
+        if filled == BLOCK {
+            *self.quantized.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&block);
+        }
+        Some(block)
     }
 
     /// The slab of the group's layer `layer`, `bytes` long.
@@ -86,6 +128,16 @@ impl Block {
     }
 
     pub(super) fn slab_mut(&mut self, layer: usize, bytes: usize) -> &mut [u8] {
+        // What others made of it is no longer true.
+        *self.quantized.get_mut().unwrap_or_else(PoisonError::into_inner) = Weak::new();
         &mut self.data[layer * bytes..(layer + 1) * bytes]
+    }
+}
+
+/// All layers of a block.
+fn quantize_slabs(group: &LayerGroup, quant: KvQuant, from: &[u8], filled: usize, to: &mut [u8]) {
+    let slabs = to.chunks_exact_mut(quant.slab_bytes(&group.shape));
+    for (from, to) in from.chunks_exact(group.shape.bytes()).zip(slabs) {
+        quantize_slab(&group.shape, quant, from, filled, to);
     }
 }

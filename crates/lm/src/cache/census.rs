@@ -3,7 +3,7 @@
 use super::spec::{KvSpec, LayerGroup, Policy};
 use super::store::{KvError, KvStore, SequenceId};
 use super::{BLOCK, KvWindow};
-use lmx_tensor::kernels::attention::KvType;
+use lmx_tensor::kernels::attention::{KvQuant, KvType};
 use std::fmt;
 
 /// What a sequence holds in each group of layers; its `Display` has a line for all and one for each group.
@@ -22,13 +22,15 @@ pub struct GroupCensus {
     pub group: LayerGroup,
     /// Blocks of [`BLOCK`] tokens.
     pub blocks: usize,
+    /// How they are quantized, if they are.
+    pub quant: Option<KvQuant>,
 }
 
 impl GroupCensus {
     /// Bytes of its blocks.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.blocks * self.group.block_bytes()
+        self.blocks * self.group.block_bytes(self.quant)
     }
 }
 
@@ -38,7 +40,7 @@ impl KvSpec {
     pub fn census(&self, tokens: usize) -> Census {
         let group = |group: &LayerGroup| {
             let blocks = tokens.div_ceil(BLOCK) - group.policy.unseen_blocks(tokens).len();
-            GroupCensus { group: group.clone(), blocks }
+            GroupCensus { group: group.clone(), blocks, quant: self.quant_at(tokens) }
         };
         Census { tokens, groups: self.groups.iter().map(group).collect() }
     }
@@ -54,6 +56,7 @@ impl KvStore {
         let groups = self.spec.groups.iter().zip(&sequence.tables).map(|(group, table)| GroupCensus {
             group: group.clone(),
             blocks: table.iter().flatten().count(),
+            quant: sequence.quant,
         });
         Ok(Census { tokens: sequence.len, groups: groups.collect() })
     }
@@ -72,6 +75,9 @@ impl fmt::Display for Census {
         write!(f, "{} tokens, {}", self.tokens, megabytes(self.bytes()))?;
         for group in &self.groups {
             write!(f, "\n{}: {} blocks, {}", group.group, group.blocks, megabytes(group.bytes()))?;
+            if let Some(quant) = group.quant {
+                write!(f, ", {} bits in groups of {}", quant.bits(), quant.group())?;
+            }
         }
         Ok(())
     }

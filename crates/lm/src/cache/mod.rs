@@ -11,10 +11,13 @@
 //! A sequence knows exactly how many tokens it holds; [`KvStore::trim`] removes exactly as many as asked for, or
 //! says which position it can return to. What sequences leave behind, others that begin like them take over
 //! ([`KvStore::with_prefixes`]).
+//!
+//! From a position on that the user sets a sequence's blocks hold small integers in place of floats, under any policy.
 
 mod block;
 mod census;
 mod prefix;
+mod quantize;
 mod sharing;
 mod spec;
 mod state;
@@ -24,6 +27,7 @@ mod transfer;
 pub use block::{BLOCK, BlockBudget};
 pub use census::{Census, GroupCensus};
 pub use prefix::{KindStats, PrefixCacheOptions, PrefixStats, PrefixTokens, SegmentKind};
+pub use quantize::{KvQuantError, KvQuantization};
 pub use spec::{KvSpec, KvWindow, LayerGroup, LayerKv, Policy};
 pub use state::{SNAPSHOT, StateSlot};
 pub use store::{KvError, KvStore, SequenceId};

@@ -1,11 +1,15 @@
 //! Prefixes in the store: sequences leave their blocks behind, and begin with those of others.
 
 use super::block::BLOCK;
-use super::prefix::{Holding, PrefixCache, PrefixCacheOptions, PrefixStats, PrefixTokens};
+use super::prefix::{Found, Holding, PrefixCache, PrefixCacheOptions, PrefixStats, PrefixTokens};
 use super::spec::LayerGroup;
 use super::state::States;
 use super::store::{KvError, KvStore, SequenceId};
+use lmx_tensor::kernels::attention::KvQuant;
 use std::sync::Arc;
+
+/// Set in the roots of blocks that are quantized.
+const QUANTIZED: u64 = 1 << 63;
 
 impl KvStore {
     /// The same store, which keeps what sequences leave behind, as far as `options` and the budget allow.
@@ -58,30 +62,36 @@ impl KvStore {
         // Where a file lacked positions, blocks are not what their tokens say.
         if sequence.gaps.iter().all(|&gap| gap == 0) {
             let (tables, states) = (&sequence.tables, &sequence.states.by_block());
-            prefixes.insert(entry, Holding { tables, states }, tail);
+            let root = entry.root | if sequence.quant.is_some() { QUANTIZED } else { 0 };
+            prefixes.insert(&PrefixTokens { root, ..*entry }, Holding { tables, states }, tail);
         }
     }
 
     /// How many of the first `limit` tokens are stored, so that a sequence could begin with them.
     #[must_use]
     pub fn stored_prefix(&self, root: u64, tokens: &[u32], limit: usize) -> usize {
-        let Some(prefixes) = self.prefixes.as_ref() else { return 0 };
-        let found = prefixes.find(root, tokens, limit, &self.spec.groups, !self.spec.states.is_empty());
-        found.map_or(0, |found| found.len)
+        self.find_prefix(root, tokens, limit).map_or(0, |(_, found)| found.len)
     }
 
     /// Starts a sequence with the longest stored prefix of `tokens`, at most `limit` long. Returns it and its
     /// length, or `None` if not even the first token is stored. Nothing is copied until the sequence writes.
     pub fn add_prefix(&mut self, root: u64, tokens: &[u32], limit: usize) -> Option<(SequenceId, usize)> {
-        let prefixes = self.prefixes.as_mut()?;
-        let found = prefixes.find(root, tokens, limit, &self.spec.groups, !self.spec.states.is_empty());
-        prefixes.touch(found.as_ref());
-        let found = found?;
+        let found = self.find_prefix(root, tokens, limit);
+        self.prefixes.as_mut()?.touch(found.as_ref().map(|(_, found)| found));
+        let (quant, found) = found?;
         let gaps = vec![0; self.spec.groups.len()];
-        Some((
-            self.push(found.len, found.tables, gaps, States::taken_over(found.len, &found.states)),
-            found.len,
-        ))
+        let states = States::taken_over(found.len, &found.states);
+        Some((self.push(found.len, quant, found.tables, gaps, states), found.len))
+    }
+
+    /// What is stored quantized counts from where quantization starts, floats count up to there.
+    fn find_prefix(&self, root: u64, tokens: &[u32], limit: usize) -> Option<(Option<KvQuant>, Found)> {
+        let (prefixes, spec) = (self.prefixes.as_ref()?, &self.spec);
+        let find = |root, limit| prefixes.find(root, tokens, limit, &spec.groups, !spec.states.is_empty());
+        let Some(how) = spec.quantization else { return find(root, limit).map(|found| (None, found)) };
+        let quantized = find(root | QUANTIZED, limit).filter(|found| found.len >= how.start());
+        let floats = || find(root, limit.min(how.start())).map(|found| (None, found));
+        quantized.map(|found| (Some(how.quant()), found)).or_else(floats)
     }
 
     /// Drops stored prefixes until the sequence has room for `tokens` more, as far as that is possible.
@@ -93,7 +103,7 @@ impl KvStore {
         let (first, last) = (sequence.len / BLOCK, (sequence.len + tokens).div_ceil(BLOCK));
         let needed = |(group, table): (&LayerGroup, &Vec<Option<Arc<_>>>)| {
             let own = |index: usize| matches!(table.get(index), Some(Some(b)) if Arc::strong_count(b) == 1);
-            group.block_bytes() * (first..last).filter(|&index| !own(index)).count()
+            group.block_bytes(sequence.quant) * (first..last).filter(|&index| !own(index)).count()
         };
         let bytes = self.spec.groups.iter().zip(&sequence.tables).map(needed).sum();
         if let Some(prefixes) = &mut self.prefixes {

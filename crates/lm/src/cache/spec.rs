@@ -1,7 +1,7 @@
 //! What a model keeps per layer: shapes and policies.
 
-use super::{BLOCK, KvError, StateSlot, state};
-use lmx_tensor::kernels::attention::{KvShape, KvType, Window};
+use super::{BLOCK, KvError, KvQuantError, KvQuantization, StateSlot, state};
+use lmx_tensor::kernels::attention::{KvQuant, KvShape, KvType, Window};
 use std::num::NonZeroUsize;
 use std::ops::Range;
 
@@ -109,7 +109,7 @@ pub struct LayerKv {
 /// Layers with the same shape and policy; their slabs share blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerGroup {
-    /// Shape of one layer's keys and values in a block.
+    /// Shape of one layer's keys and values in a block of floats.
     pub shape: KvShape,
     /// What the queries of these layers see.
     pub policy: Policy,
@@ -118,10 +118,16 @@ pub struct LayerGroup {
 }
 
 impl LayerGroup {
+    /// Bytes of one layer's keys and values in one block, floats or quantized.
+    #[must_use]
+    pub fn slab_bytes(&self, quant: Option<KvQuant>) -> usize {
+        self.shape.slab_bytes(quant)
+    }
+
     /// Bytes of one block: all layers' slabs.
     #[must_use]
-    pub fn block_bytes(&self) -> usize {
-        self.shape.bytes() * self.layers
+    pub fn block_bytes(&self, quant: Option<KvQuant>) -> usize {
+        self.slab_bytes(quant) * self.layers
     }
 }
 
@@ -134,6 +140,8 @@ pub struct KvSpec {
     pub layers: Vec<(usize, usize)>,
     /// The slots of recurrent state, in the order of their layers.
     pub states: Vec<StateSlot>,
+    /// From where on, and how, all of them are quantized.
+    pub quantization: Option<KvQuantization>,
 }
 
 impl KvSpec {
@@ -153,7 +161,7 @@ impl KvSpec {
             places.push((group, groups[group].layers));
             groups[group].layers += 1;
         }
-        Self { groups, layers: places, states: Vec::new() }
+        Self { groups, layers: places, states: Vec::new(), quantization: None }
     }
 
     /// The same layers, and these slots of recurrent state.
@@ -185,11 +193,31 @@ impl KvSpec {
         self
     }
 
-    /// Bytes that one more token takes in all full-attention layers (windows stop growing).
+    /// The same layers, quantized as `how` says.
+    ///
+    /// # Errors
+    /// [`KvQuantError::HeadDim`] if a layer's heads are not whole groups.
+    pub fn quantized(mut self, how: KvQuantization) -> Result<Self, KvQuantError> {
+        let layer = |&(group, _): &(usize, usize)| {
+            let LayerGroup { shape, policy, .. } = self.groups[group];
+            LayerKv { kv_heads: shape.kv_heads, head_dim: shape.head_dim, policy }
+        };
+        how.check(&self.layers.iter().map(layer).collect::<Vec<_>>())?;
+        self.quantization = Some(how);
+        Ok(self)
+    }
+
+    /// How a sequence of `tokens` is quantized at rest: until a token behind the start is run it holds floats.
+    pub(super) fn quant_at(&self, tokens: usize) -> Option<KvQuant> {
+        self.quantization.filter(|how| tokens > how.start()).map(KvQuantization::quant)
+    }
+
+    /// Bytes that one more token takes in all full-attention layers (windows stop growing), quantized if the spec says
+    /// so and the start is passed.
     #[must_use]
     pub fn bytes_per_token(&self) -> usize {
         let full = self.groups.iter().filter(|g| g.policy == Policy::Full);
-        full.map(LayerGroup::block_bytes).sum::<usize>() / BLOCK
+        full.map(|g| g.block_bytes(self.quant_at(usize::MAX))).sum::<usize>() / BLOCK
     }
 
     /// Bytes that one sequence of `tokens` holds at rest, over all groups, and its states.
@@ -200,6 +228,15 @@ impl KvSpec {
             0 => 0,
             bytes => bytes * state::points(0, tokens).count(),
         };
-        self.groups.iter().map(|g| g.block_bytes() * held(g)).sum::<usize>() + states
+        let blocks = self.groups.iter().map(|g| g.block_bytes(self.quant_at(tokens)) * held(g));
+        blocks.sum::<usize>() + states
+    }
+
+    /// The most that one sequence has held at rest when it has come to `tokens`: that may have been the floats before
+    /// they were quantized.
+    #[must_use]
+    pub fn peak_bytes(&self, tokens: usize) -> usize {
+        let floats = self.quantization.map_or(tokens, |how| tokens.min(how.start()));
+        self.bytes_at(tokens).max(self.bytes_at(floats))
     }
 }

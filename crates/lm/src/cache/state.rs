@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn budgets_and_partial_steps_are_errors() {
         let mut small = store(0);
-        let limit = small.spec().groups[0].block_bytes() + 15;
+        let limit = small.spec().groups[0].block_bytes(None) + 15;
         small = store(limit);
         let id = small.add();
         assert!(matches!(small.reserve(id, 1), Err(KvError::OutOfMemory { needed: 16, .. })));

@@ -2,9 +2,10 @@
 
 use super::block::{BLOCK, Block, BlockBudget};
 use super::prefix::{PrefixCache, Tables};
+use super::quantize::{KvQuantization, quantize_blocks};
 use super::spec::{KvSpec, Policy};
 use super::state::States;
-use lmx_tensor::kernels::attention::write_kv;
+use lmx_tensor::kernels::attention::{KvQuant, write_kv, write_quantized};
 use std::sync::Arc;
 
 /// Names a sequence of a [`KvStore`].
@@ -42,6 +43,31 @@ pub enum KvError {
         reserved: usize,
         /// The length asked for.
         committed: usize,
+    },
+    /// A trim asked for a position before which keys and values are read as floats, and they are quantized.
+    #[error(
+        "cannot trim to position {target}: the sequence is quantized, as it is from position {start} on; the nearest \
+        reachable position is {reachable}, and 0 starts over"
+    )]
+    Quantized {
+        /// The length asked for.
+        target: usize,
+        /// The position from which on quantized keys and values are read.
+        start: usize,
+        /// The nearest length at or behind the target that the sequence can return to.
+        reachable: usize,
+    },
+    /// A step that would read floats for some tokens and quantized keys and values for others.
+    #[error(
+        "a step of {tokens} tokens from position {len} passes {start}, from where on keys and values are quantized"
+    )]
+    PassesStart {
+        /// Tokens held.
+        len: usize,
+        /// Tokens of the step.
+        tokens: usize,
+        /// Where the step must end; see [`KvStore::step_limit`].
+        start: usize,
     },
     /// A window without room for the query's own position.
     #[error("a window of {size} positions cannot keep the first {keep}: at most {} of them", size.saturating_sub(1))]
@@ -82,6 +108,8 @@ pub(super) struct Sequence {
     pub(super) id: SequenceId,
     /// Tokens held: positions `0..len` have been written (windows may have dropped early ones).
     pub(super) len: usize,
+    /// How its blocks are quantized, all of them; `None` while they hold floats.
+    pub(super) quant: Option<KvQuant>,
     /// For each group, its blocks by absolute block number; `None` where dropped.
     pub(super) tables: Tables,
     /// For each group, where what it has read from a file begins, its window's first positions aside; 0 if there
@@ -130,20 +158,21 @@ impl KvStore {
     /// Starts an empty sequence.
     pub fn add(&mut self) -> SequenceId {
         let groups = self.spec.groups.len();
-        self.push(0, vec![Vec::new(); groups], vec![0; groups], States::default())
+        self.push(0, None, vec![Vec::new(); groups], vec![0; groups], States::default())
     }
 
     /// Starts a sequence of `len` tokens that holds `tables` and `states`.
     pub(super) fn push(
         &mut self,
         len: usize,
+        quant: Option<KvQuant>,
         tables: Tables,
         gaps: Vec<usize>,
         states: States,
     ) -> SequenceId {
         let id = SequenceId(self.next_id);
         self.next_id += 1;
-        self.sequences.push(Sequence { id, len, tables, gaps, states });
+        self.sequences.push(Sequence { id, len, quant, tables, gaps, states });
         id
     }
 
@@ -152,8 +181,8 @@ impl KvStore {
     /// # Errors
     /// [`KvError::UnknownSequence`].
     pub fn fork(&mut self, of: SequenceId) -> Result<SequenceId, KvError> {
-        let Sequence { len, tables, gaps, states, .. } = self.get(of)?.clone();
-        Ok(self.push(len, tables, gaps, states))
+        let Sequence { len, quant, tables, gaps, states, .. } = self.get(of)?.clone();
+        Ok(self.push(len, quant, tables, gaps, states))
     }
 
     /// Forgets a sequence; its blocks are freed unless a fork shares them.
@@ -173,6 +202,47 @@ impl KvStore {
         self.sequences.is_empty()
     }
 
+    /// How many of `tokens` further tokens one step may run: none that reads floats together with one that reads
+    /// quantized keys and values.
+    #[must_use]
+    pub fn step_limit(&self, id: SequenceId, tokens: usize) -> usize {
+        let before = self.spec.quantization.and_then(|how| how.start().checked_sub(self.len(id)));
+        before.filter(|&before| before > 0).map_or(tokens, |before| tokens.min(before))
+    }
+
+    /// How a sequence's keys and values are quantized; `None` while they are floats (or if it is unknown).
+    #[must_use]
+    pub fn quant(&self, id: SequenceId) -> Option<KvQuant> {
+        self.get(id).ok().and_then(|s| s.quant)
+    }
+
+    /// Quantizes the sequence if `tokens` more begin at or behind the start.
+    fn quantize(&mut self, id: SequenceId, tokens: usize) -> Result<(), KvError> {
+        let Self { spec, budget, sequences, prefixes, .. } = self;
+        let sequence = sequences.iter_mut().find(|s| s.id == id).ok_or(KvError::UnknownSequence)?;
+        let Some(how) = spec.quantization else { return Ok(()) };
+        let (len, start) = (sequence.len, how.start());
+        if sequence.quant.is_some() || len + tokens <= start {
+            return Ok(());
+        }
+        if len < start {
+            return Err(KvError::PassesStart { len, tokens, start });
+        }
+        // Room that was reserved and not used would be taken for blocks of tokens.
+        sequence.tables.iter_mut().for_each(|table| table.truncate(len.div_ceil(BLOCK)));
+        if let Some(prefixes) = prefixes {
+            // What they share stays as it is, and gets codes beside it.
+            let blocks = sequence.tables.iter().zip(&spec.groups);
+            let bytes = blocks
+                .map(|(table, group)| table.iter().flatten().count() * group.block_bytes(Some(how.quant())));
+            prefixes.make_room(budget, bytes.sum());
+        }
+        let refused = |needed| KvError::OutOfMemory { used: budget.used(), limit: budget.limit(), needed };
+        quantize_blocks(&spec.groups, how.quant(), &mut sequence.tables, len, refused)?;
+        sequence.quant = Some(how.quant());
+        Ok(())
+    }
+
     pub(super) fn get(&self, id: SequenceId) -> Result<&Sequence, KvError> {
         self.sequences.iter().find(|s| s.id == id).ok_or(KvError::UnknownSequence)
     }
@@ -182,13 +252,16 @@ impl KvStore {
     }
 
     /// Makes room for `tokens` more tokens: afterwards the blocks of positions `len..len + tokens` exist and
-    /// belong to this sequence alone, so that [`KvStore::write`] can fill them. Stored prefixes give way to it.
+    /// belong to this sequence alone, so that [`KvStore::write`] can fill them. Stored prefixes give way to it. A
+    /// sequence that goes on from where keys and values are to be quantized is quantized first.
     ///
     /// # Errors
-    /// [`KvError::OutOfMemory`]; what was allocated so far stays with the sequence.
+    /// [`KvError::OutOfMemory`]; what was allocated so far stays with the sequence. [`KvError::PassesStart`].
     pub fn reserve(&mut self, id: SequenceId, tokens: usize) -> Result<(), KvError> {
+        self.quantize(id, tokens)?;
         self.make_room(id, tokens)?;
-        let groups: Vec<usize> = self.spec.groups.iter().map(super::LayerGroup::block_bytes).collect();
+        let quant = self.quant(id);
+        let groups: Vec<usize> = self.spec.groups.iter().map(|g| g.block_bytes(quant)).collect();
         let budget = Arc::clone(&self.budget);
         let floats = self.spec.state_floats();
         let sequence = self.get_mut(id)?;
@@ -229,6 +302,8 @@ impl KvStore {
         let (group, place) = self.spec.layers[layer];
         let shape = self.spec.groups[group].shape;
         let width = shape.kv_heads * shape.head_dim;
+        let quant = self.quant(id);
+        let bytes = self.spec.groups[group].slab_bytes(quant);
         let sequence = self.get_mut(id)?;
         let first = sequence.len;
         for (i, (k, v)) in k.chunks_exact(width).zip(v.chunks_exact(width)).enumerate() {
@@ -238,7 +313,11 @@ impl KvStore {
             let block = block.and_then(Arc::get_mut);
             debug_assert!(block.is_some(), "position {position} was not reserved");
             if let Some(block) = block {
-                write_kv(&shape, block.slab_mut(place, shape.bytes()), position % BLOCK, k, v);
+                let (slab, slot) = (block.slab_mut(place, bytes), position % BLOCK);
+                match quant {
+                    None => write_kv(&shape, slab, slot, k, v),
+                    Some(quant) => write_quantized(&shape, quant, slab, slot, k, v),
+                }
             }
         }
         Ok(())
@@ -250,7 +329,7 @@ impl KvStore {
     /// [`KvError::UnknownSequence`].
     pub fn slabs(&self, id: SequenceId, layer: usize) -> Result<Vec<Option<&[u8]>>, KvError> {
         let (group, place) = self.spec.layers[layer];
-        let bytes = self.spec.groups[group].shape.bytes();
+        let bytes = self.spec.groups[group].slab_bytes(self.quant(id));
         let table = &self.get(id)?.tables[group];
         Ok(table.iter().map(|b| b.as_ref().map(|b| b.slab(place, bytes))).collect())
     }
@@ -291,8 +370,10 @@ impl KvStore {
     ///
     /// # Errors
     /// [`KvError::Unreachable`] if a window has dropped tokens that the shorter sequence would need, or its recurrent
-    /// state is not held (the sequence is left as it was), [`KvError::UnknownSequence`].
+    /// state is not held, [`KvError::Quantized`] if it would need floats (the sequence is left as it was),
+    /// [`KvError::UnknownSequence`].
     pub fn trim(&mut self, id: SequenceId, tokens: usize) -> Result<(), KvError> {
+        let start = start_of(&self.spec);
         let sequence = self.get(id)?;
         let target = sequence.len.checked_sub(tokens);
         let reachable = target.map_or(0, |target| sequence.reachable(&self.spec, target));
@@ -306,7 +387,12 @@ impl KvStore {
                 }
                 sequence.states.truncate(target);
                 sequence.len = target;
+                // Nothing is held that is quantized.
+                sequence.quant = sequence.quant.filter(|_| target > 0);
                 Ok(())
+            }
+            Some(target) if sequence.quant.is_some() && target < start => {
+                Err(KvError::Quantized { target, start, reachable })
             }
             _ => Err(KvError::Unreachable { target: target.unwrap_or(0), reachable }),
         }
@@ -326,17 +412,24 @@ impl KvStore {
     }
 }
 
+/// Below it queries read floats.
+fn start_of(spec: &KvSpec) -> usize {
+    spec.quantization.map_or(0, KvQuantization::start)
+}
+
 fn out_of_memory(budget: &BlockBudget, needed: usize) -> KvError {
     KvError::OutOfMemory { used: budget.used(), limit: budget.limit(), needed }
 }
 
 impl Sequence {
     /// The nearest length from which it can go on with what is left of `target` tokens: its next query must find all
-    /// it may see, and its state must be held. At or after `target`, but with recurrent state at or before it.
+    /// it may see, as floats below the start of quantization, and its state must be held. At or after `target`, but with
+    /// recurrent state at or before it.
     fn reachable(&self, spec: &KvSpec, target: usize) -> usize {
         if !spec.states.is_empty() {
             return self.resume_point(spec, target);
         }
+        let target = if self.quant.is_some() && target > 0 { target.max(start_of(spec)) } else { target };
         let mut length = target;
         loop {
             let next = self.groups(spec).map(|group| group.held_from(length).min(self.len));
@@ -356,13 +449,14 @@ impl Sequence {
 
     /// As [`KvStore::resume_point`]. Starting over is always possible.
     fn resume_point(&self, spec: &KvSpec, target: usize) -> usize {
-        let mut length = target;
+        let mut length = if self.quant.is_some() && target < start_of(spec) { 0 } else { target };
         loop {
             if !spec.states.is_empty() {
                 length = self.states.positions().find(|&position| position <= length).unwrap_or(0);
             }
             let before = self.groups(spec).map(|group| match group.held_from(length) {
                 held if held == length => length,
+                _ if self.quant.is_some() && group.first() < start_of(spec) => 0,
                 _ => group.first(),
             });
             // What suits one group may fall into the gap of another, or lack a state.
@@ -524,7 +618,7 @@ mod tests {
         assert_eq!(store.budget().used(), before);
         store.reserve(b, 1).unwrap();
         store.write(b, 0, &[9.0; 4], &[9.0; 4]).unwrap();
-        assert_eq!(store.budget().used(), before + store.spec().groups[0].block_bytes());
+        assert_eq!(store.budget().used(), before + store.spec().groups[0].block_bytes(None));
         assert_ne!(store.slabs(a, 0).unwrap()[3], store.slabs(b, 0).unwrap()[3]);
         store.remove(a);
         store.remove(b);
@@ -534,7 +628,7 @@ mod tests {
     #[test]
     fn the_budget_is_an_error_not_a_panic() {
         let spec = KvSpec::new(&[FULL], KvType::F32);
-        let limit = 3 * spec.groups[0].block_bytes();
+        let limit = 3 * spec.groups[0].block_bytes(None);
         let mut store = KvStore::new(spec, limit);
         let id = store.add();
         push(&mut store, id, 3 * BLOCK);

@@ -62,8 +62,8 @@ impl KvStore {
         Ok(Held { first: 0..policy.kept(), last: start..sequence.len })
     }
 
-    /// Reads the key and value `[kv_heads][head_dim]` of one position that `layer` holds, widened. False if it
-    /// does not hold the position.
+    /// Reads the key and value `[kv_heads][head_dim]` of one position that `layer` holds as floats, widened. False if
+    /// it does not hold the position so.
     ///
     /// # Errors
     /// [`KvError::UnknownSequence`].
@@ -77,7 +77,9 @@ impl KvStore {
     ) -> Result<bool, KvError> {
         let (group, place) = self.spec.layers[layer];
         let shape = self.spec.groups[group].shape;
-        let block = self.get(id)?.tables[group].get(position / BLOCK).and_then(Option::as_ref);
+        let sequence = self.get(id)?;
+        let floats = sequence.tables[group].get(position / BLOCK).filter(|_| sequence.quant.is_none());
+        let block = floats.and_then(Option::as_ref);
         if let Some(block) = block {
             read_kv(&shape, block.slab(place, shape.bytes()), position % BLOCK, k, v);
         }
@@ -98,7 +100,7 @@ impl KvStore {
             for range in [&held.first, &held.last] {
                 for slot in &mut table[range.start / BLOCK..range.end.div_ceil(BLOCK)] {
                     if slot.is_none() {
-                        let bytes = group.block_bytes();
+                        let bytes = group.block_bytes(None);
                         let (used, limit) = (self.budget.used(), self.budget.limit());
                         let block = Block::new(bytes, &self.budget);
                         let block = block.ok_or(KvError::OutOfMemory { used, limit, needed: bytes })?;
@@ -109,7 +111,7 @@ impl KvStore {
             tables.push(table);
             gaps.push(if held.has_gap() { held.last.start } else { 0 });
         }
-        Ok(self.push(len, tables, gaps, States::default()))
+        Ok(self.push(len, None, tables, gaps, States::default()))
     }
 
     /// Stores the key and value `[kv_heads][head_dim]` of one position of a sequence that
@@ -146,8 +148,8 @@ impl KvStore {
             let (found, expected) = (self.spec.to_string(), other.spec.to_string());
             return Err(KvError::OtherSpec { found, expected });
         }
-        let Sequence { len, tables, gaps, states, .. } = self.get(id)?.clone();
-        Ok(other.push(len, tables, gaps, states))
+        let Sequence { len, quant, tables, gaps, states, .. } = self.get(id)?.clone();
+        Ok(other.push(len, quant, tables, gaps, states))
     }
 
     /// Bytes of the blocks that a sequence holds, shared ones included.

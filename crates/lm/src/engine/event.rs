@@ -71,6 +71,8 @@ pub struct Stats {
     pub first_token_seconds: f64,
     /// From the first token to the last.
     pub generation_seconds: f64,
+    /// The position from which on queries have read quantized keys and values, if the request has come so far.
+    pub kv_quantized_from: Option<usize>,
     /// The seed that the request's draws came from.
     pub seed: u64,
 }

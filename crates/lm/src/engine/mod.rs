@@ -14,7 +14,7 @@ pub use event::{Event, FinishReason, Stats, Update};
 pub use generation::Generation;
 pub use request::{Request, RequestError};
 
-use crate::cache::{KvStore, KvWindow, PrefixCacheOptions, PrefixStats};
+use crate::cache::{KvQuantError, KvQuantization, KvStore, KvWindow, PrefixCacheOptions, PrefixStats};
 use crate::grammar::{Grammar, GrammarError, Grammars};
 use crate::models::{Model, StepInputs};
 use crate::text::{EosSet, Tokenizer};
@@ -43,6 +43,8 @@ pub struct EngineOptions {
     pub kv_type: KvType,
     /// What queries see of each layer that would see everything; `None` for everything.
     pub kv_window: Option<KvWindow>,
+    /// From which position on keys and values are quantized, and how; `None` for never.
+    pub kv_quantization: Option<KvQuantization>,
     /// Most bytes of keys and values.
     pub kv_memory: usize,
     /// How much is kept of what has been run, so that a prompt that begins like an earlier one continues from
@@ -57,6 +59,7 @@ impl Default for EngineOptions {
             max_running: 32,
             kv_type: KvType::F16,
             kv_window: None,
+            kv_quantization: None,
             kv_memory: usize::MAX,
             prefix_cache: None,
         }
@@ -87,16 +90,22 @@ struct Planned {
 
 impl Engine {
     /// An engine over `model`.
-    #[must_use]
+    ///
+    /// # Errors
+    /// [`KvQuantError::HeadDim`] if keys and values of this model cannot be quantized as the options say.
     pub fn new(
         model: Box<dyn Model>,
         tokenizer: Arc<Tokenizer>,
         eos: EosSet,
         options: EngineOptions,
-    ) -> Self {
+    ) -> Result<Self, KvQuantError> {
         let spec = crate::models::kv_spec(&*model, options.kv_type);
         let spec = match options.kv_window {
             Some(window) => spec.bounded(window),
+            None => spec,
+        };
+        let spec = match options.kv_quantization {
+            Some(how) => spec.quantized(how)?,
             None => spec,
         };
         let kv = KvStore::new(spec, options.kv_memory);
@@ -105,7 +114,7 @@ impl Engine {
             None => kv,
         };
         let (waiting, running) = (VecDeque::new(), Vec::new());
-        Self { model, tokenizer, eos, options, kv, waiting, running, next_id: 0 }
+        Ok(Self { model, tokenizer, eos, options, kv, waiting, running, next_id: 0 })
     }
 
     /// The model.
@@ -249,6 +258,7 @@ impl Engine {
             let held = self.kv.len(active.sequence());
             let pending = active.tokens.len() - held;
             let count = if active.generating() { pending } else { pending.min(budget) };
+            let count = self.kv.step_limit(active.sequence(), count);
             if count == 0 {
                 // All that was asked for is held already.
                 updates.extend(
@@ -315,6 +325,8 @@ impl Engine {
             let held = self.kv.len(active.sequence()) + planned.count;
             let committed = self.kv.commit_prefix(active.sequence(), planned.count, &active.prefix(held));
             debug_assert!(committed.is_ok(), "{committed:?}");
+            let quantized = self.kv.quant(active.sequence()).and(self.options.kv_quantization);
+            active.stats.kv_quantized_from = quantized.map(KvQuantization::start);
             if !active.generating() {
                 let (done, total) = (held.min(active.prompt().len()), active.prompt().len());
                 updates.push((active.id, Update::Prefill { done, total }));

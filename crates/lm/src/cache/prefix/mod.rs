@@ -16,6 +16,7 @@ mod tests;
 use super::block::{BLOCK, Block};
 use super::spec::LayerGroup;
 use super::state::State;
+pub(super) use find::Found;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -55,7 +56,7 @@ impl Default for PrefixCacheOptions {
 /// A sequence's tokens, and what the tree must know of them.
 #[derive(Clone, Copy, Debug)]
 pub struct PrefixTokens<'a> {
-    /// Stands for all that changes keys and values beside the tokens; prefixes are shared within a root only.
+    /// Stands for all that changes keys and values beside the tokens; prefixes are shared within a root only. Below 2^63.
     pub root: u64,
     /// The tokens from the first position on.
     pub tokens: &'a [u32],

@@ -191,7 +191,7 @@ proptest! {
         blocks in prop_oneof![Just(usize::MAX), 3..60_usize],
         memory in prop_oneof![Just(usize::MAX), 20..60_usize],
     ) {
-        let bytes = spec().groups[0].block_bytes();
+        let bytes = spec().groups[0].block_bytes(None);
         let options = PrefixCacheOptions { segments_max, bytes_max: blocks.saturating_mul(bytes) };
         check(&schedule, options, memory.saturating_mul(bytes));
     }

@@ -138,7 +138,7 @@ impl Attention {
                 rows: s.rows.clone(),
                 first_position: s.first_position,
                 blocks,
-                quant: None,
+                quant: kv.quant(s.id),
             })
             .collect();
         Ok(ops::attention(&shape, q, &sequences)?)
