@@ -56,6 +56,8 @@ fn the_json_object_has_exactly_its_keys() {
             "finish_reason",
             "generation_tokens",
             "generation_tps",
+            "kv_format",
+            "kv_quantized_from",
             "model",
             "notices",
             "peak_memory_bytes",
@@ -95,6 +97,38 @@ fn a_cut_reply_is_marked() {
     let object = json_of(&generate(&clock(), &["-m", "3", "--json"]));
     assert_eq!(object["finish_reason"], "length");
     assert!(object["notices"].to_string().contains("cut after 3 tokens"));
+}
+
+#[test]
+fn quantized_keys_and_values_are_reported() {
+    let bits = ["--kv-bits", "4", "--kv-group-size", "32"];
+    let with = |words: &[&str]| generate(&clock(), &[&bits, words].concat());
+    let object = json_of(&with(&["--quantized-kv-start", "8", "-p", "hi", "-m", "5", "--json"]));
+    assert_eq!(object["kv_format"], "f32, 4 bits in groups of 32 from 8 on");
+    assert_eq!((&object["prompt_tokens"], &object["kv_quantized_from"]), (&json!(6), &json!(8)));
+    assert_eq!(object["text"], "tick tock tick tock tick");
+    let notices = object["notices"].to_string();
+    assert!(notices.contains("positions from 8 on") && !notices.contains("no effect"), "{notices}");
+    // The first of two tokens is run at position 6, the second not at all.
+    let object = json_of(&with(&["--quantized-kv-start", "7", "-p", "hi", "-m", "2", "--json"]));
+    assert_eq!(object["kv_quantized_from"], Value::Null);
+    assert!(
+        object["notices"].to_string().contains("--kv-bits has no effect: it acts from position 7"),
+        "{object}"
+    );
+    let object = json_of(&with(&["--quantized-kv-start", "6", "-p", "hi", "-m", "2", "--json"]));
+    assert_eq!(object["kv_quantized_from"], 6);
+    assert!(!object["notices"].to_string().contains("no effect"), "{object}");
+    let outcome = with(&["-m", "3", "--verbose", "false"]);
+    assert!(outcome.stderr.contains("--kv-bits has no effect"), "{outcome:?}");
+    let object = json_of(&generate(&clock(), &["-m", "3", "--json"]));
+    assert_eq!((&object["kv_format"], &object["kv_quantized_from"]), (&json!("f32"), &Value::Null));
+    // Refused before the weights are read: a file without any would be an error of its own.
+    let model = clock();
+    model.edit("config.json", |config| config["tie_word_embeddings"] = json!(true));
+    std::fs::write(model.file("model.safetensors"), b"\x02\0\0\0\0\0\0\0{}").unwrap();
+    let says = ["--kv-group-size 64", "layer 0", "heads of 32 dimensions", "groups of 32"];
+    generate(&model, &["--kv-bits", "8"]).assert_error(2, &says);
 }
 
 #[test]

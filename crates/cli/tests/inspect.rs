@@ -146,6 +146,29 @@ fn layers_with_state_chunks_and_experts() {
 }
 
 #[test]
+fn a_forecast_of_quantized_keys_and_values() {
+    let model = Model::random();
+    let bits = ["--context", "64", "--kv-bits", "4", "--kv-group-size", "32", "--quantized-kv-start"];
+    // Key and value are each 32 codes of 4 bits, a scale and a bias of 4 bytes.
+    let quantized = 2 * (16 + 8);
+    for (start, held, notices) in
+        [("0", 64 * quantized, 0), ("16", 64 * quantized, 0), ("40", 64 * 256, 0), ("64", 64 * 256, 1)]
+    {
+        let object = inspect(&model, &[&bits[..], &[start]].concat());
+        assert_eq!(object["layers"][0]["bytes_per_token"], quantized);
+        assert_eq!(
+            object["memory"]["kv_bytes"],
+            2 * held.max(if start == "16" { 32 * 256 } else { 0 }),
+            "{start}"
+        );
+        assert_eq!(object["notices"].as_array().unwrap().len(), notices, "{object}");
+    }
+    run(&["inspect", "--model", model.path(), "--kv-bits", "8"])
+        .assert_error(2, &["--kv-group-size 64", "layer 0"]);
+    run(&["inspect", "--kv-bits", "1"]).assert_error(2, &["--kv-bits 1"]);
+}
+
+#[test]
 fn what_the_template_does() {
     let model = Model::script(&[b"a"], Then::End);
     assert_eq!(

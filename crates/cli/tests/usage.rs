@@ -19,9 +19,6 @@ fn flags_of_mlx_lm_that_lmx_does_not_have() {
         &["--draft-model", "x"],
         &["--num-draft-tokens", "3"],
         &["--prompt-cache-file", "x.safetensors"],
-        &["--kv-bits", "4"],
-        &["--kv-group-size", "32"],
-        &["--quantized-kv-start", "0"],
         &["--quantize-activations"],
         &["--image", "a.png", "b.png"],
     ] {
@@ -58,6 +55,12 @@ fn values_that_are_wrong() {
         (&["--max-kv-size", "4"], &["--max-kv-size 4", "above --kv-keep", "4"]),
         (&["--max-kv-size", "9", "--kv-keep", "9"], &["--max-kv-size 9", "--kv-keep", "9"]),
         (&["--kv-keep", "2"], &["--max-kv-size"]),
+        (&["--kv-bits", "7"], &["--kv-bits 7", "2, 3, 4, 5, 6 and 8"]),
+        (&["--kv-bits", "-4"], &["--kv-bits", "0 or more"]),
+        (&["--kv-bits", "8", "--kv-group-size", "16"], &["--kv-group-size 16", "32, 64 and 128"]),
+        (&["--kv-bits", "8", "--quantized-kv-start", "-1"], &["--quantized-kv-start", "0 or more"]),
+        (&["--kv-group-size", "64"], &["--kv-bits"]),
+        (&["--quantized-kv-start", "0"], &["--kv-bits"]),
         (&["--prefill-step-size", "0"], &["--prefill-step-size", "at least 1"]),
         (&["--kv-dtype", "f64"], &["--kv-dtype", "f64", "auto, f32, f16, bf16"]),
         (&["--verbose", "maybe"], &["--verbose", "maybe", "true or false"]),
@@ -96,8 +99,9 @@ fn words_are_read_as_argparse_reads_them() {
         &["--extra-eos-token", "a", "b", "--seed", "1"],
         &["--trust-remote-code"],
     ] {
-        let words = [&["generate", "--model", "/nonexistent/model"], words, &["--kv-bits", "4"]].concat();
-        run(&words).assert_error(2, &["--kv-bits is not supported"]);
+        let words =
+            [&["generate", "--model", "/nonexistent/model"], words, &["--adapter-path", "4"]].concat();
+        run(&words).assert_error(2, &["--adapter-path is not supported"]);
     }
 }
 

@@ -256,7 +256,6 @@ fn quantized_requests_get_the_same_in_company_and_say_from_where_on() {
     let options = |prefill_step_size| EngineOptions {
         prefill_step_size,
         kv_quantization: Some(how),
-        keep_finished: 1,
         ..EngineOptions::default()
     };
     let mut solo = engine("gemma3-f32", options(2048));
@@ -273,20 +272,26 @@ fn quantized_requests_get_the_same_in_company_and_say_from_where_on() {
             assert_eq!(essence(&seen[id]), essence(expected), "chunks of {chunk}");
         }
     }
-    // What was kept is quantized: a prompt that parts from it before the start is run from the beginning.
-    let kept: Vec<u32> = solo.kept_tokens().next().unwrap().to_vec();
-    for (shared, cached) in [(kept.len() - 2, kept.len() - 2), (20, 0)] {
-        let prompt = [&kept[..shared], &[1, 2, 3][..]].concat();
-        let fresh: Vec<Event> = engine("gemma3-f32", options(2048))
-            .generate(Request::new(prompt.clone(), 6))
-            .unwrap()
-            .map(Result::unwrap)
-            .collect();
-        let warm: Vec<Event> = solo.generate(Request::new(prompt, 6)).unwrap().map(Result::unwrap).collect();
-        assert_eq!(warm[0].stats.cached_tokens, cached);
-        assert_eq!(essence(&warm), essence(&fresh));
-        solo.clear_kept();
-        solo.generate(Request::new(kept.clone(), 0)).unwrap().for_each(drop);
+}
+
+#[test]
+fn stored_prefixes_are_floats_up_to_the_start_and_quantized_beyond() {
+    let how = KvQuantization::new(4, 32, 70).unwrap();
+    let cold = EngineOptions { kv_quantization: Some(how), ..EngineOptions::default() };
+    let warm = EngineOptions { prefix_cache: Some(PrefixCacheOptions::default()), ..cold };
+    let stored = tokens(150, 3);
+    for (shared, cached) in [(100, 100), (149, 149), (50, 50), (68, 64), (72, 72), (33, 33)] {
+        let mut warm = engine("gemma3-f32", warm);
+        warm.generate(Request::new(stored.clone(), 4)).unwrap().for_each(drop);
+        let prompt = [&stored[..shared], &[1, 2, 3][..]].concat();
+        let reply = |engine: &mut Engine| -> Vec<Event> {
+            engine.generate(Request::new(prompt.clone(), 30)).unwrap().map(Result::unwrap).collect()
+        };
+        let fresh = reply(&mut engine("gemma3-f32", cold));
+        let got = reply(&mut warm);
+        assert_eq!(got[0].stats.cached_tokens, cached, "{shared} shared");
+        assert_eq!(essence(&got), essence(&fresh), "{shared} shared");
+        assert_eq!(warm.kv().budget().used(), warm.prefix_stats().bytes());
     }
 }
 

@@ -26,7 +26,7 @@ fn engine(case: &str, options: EngineOptions) -> Engine {
     // Any tokenizer will do: the model's text means nothing.
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/text/byte_level");
     let tokenizer = Tokenizer::from_folder(&folder).unwrap();
-    Engine::new(Box::new(model), Arc::new(tokenizer), EosSet::default(), options)
+    Engine::new(Box::new(model), Arc::new(tokenizer), EosSet::default(), options).unwrap()
 }
 
 fn warm_options(window: Option<KvWindow>) -> EngineOptions {
