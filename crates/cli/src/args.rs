@@ -3,6 +3,7 @@
 //!
 //! Names, defaults and spellings are those of mlx-lm 0.32, so that its users change one word in a script.
 
+pub(crate) mod cache_prompt;
 pub(crate) mod chat;
 mod compat;
 mod form;
@@ -42,6 +43,9 @@ pub(crate) enum Command {
     Generate(Box<generate::GenerateArgs>),
     /// Talk with a model
     Chat(Box<chat::ChatArgs>),
+    /// Run the beginning of a prompt and write its keys and values to a file, which generate continues
+    #[command(visible_alias = "cache_prompt")]
+    CachePrompt(Box<cache_prompt::CachePromptArgs>),
     /// Say what a model is and what it will need, without running it
     Inspect(Box<inspect::InspectArgs>),
     /// Print a completion script for a shell

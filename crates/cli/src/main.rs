@@ -1,6 +1,7 @@
 //! The `lmx` command line.
 
 mod args;
+mod cached;
 mod chat;
 mod commands;
 mod device;
@@ -35,6 +36,7 @@ fn run() -> Result<(), End> {
     match command {
         Command::Generate(args) => commands::generate::run(&args.validate()?),
         Command::Chat(args) => commands::chat::run(&args.validate()?),
+        Command::CachePrompt(args) => commands::cache_prompt::run(args.validate()?),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Completions(args) => commands::completions::run(&args),
     }

@@ -7,9 +7,10 @@ use crate::env;
 use crate::progress::Progress;
 use crate::report::Notices;
 use lmx::cache::{KvQuantization, KvWindow, LayerKv, Policy, PrefixCacheOptions};
-use lmx::checkpoint::OpenOptions;
+use lmx::checkpoint::{Checkpoint, OpenOptions};
 use lmx::engine::{Engine, EngineOptions};
 use lmx::grammar::{Form, Grammar};
+use lmx::prompt_cache::{Identity, PromptCache, PromptCacheFile};
 use lmx::sample::SamplingParams;
 use lmx::text::{ChatPrompt, ChatTemplate, RenderOptions, SpecialContent, TemplateError, Tokenizer};
 use lmx::{LoadError, LoadOptions, Loaded};
@@ -26,6 +27,10 @@ const CHATML: &str = "{% for message in messages %}\
 pub(crate) struct Session {
     pub(crate) engine: Engine,
     pub(crate) tokenizer: Arc<Tokenizer>,
+    /// What was read from a prompt-cache file.
+    pub(crate) cache: Option<PromptCache>,
+    /// For the identity of what is cached.
+    checkpoint: Checkpoint,
     /// The chat template; an error may also say that there is none.
     pub(crate) template: Result<ChatTemplate, TemplateError>,
     /// How keys and values are stored, in words.
@@ -69,13 +74,15 @@ pub(crate) fn open_options(model: &ModelArgs) -> OpenOptions {
     OpenOptions { revision: model.revision.clone(), hub_cache_dirs: env::hub_cache().into_iter().collect() }
 }
 
-/// What requests leave for later ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reuse {
+/// What a request begins from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Reuse<'a> {
     /// There is one request.
     Nothing,
     /// A prompt continues from what it has in common with an earlier one.
     Prefixes,
+    /// The one request continues from a file.
+    File(&'a PromptCacheFile),
 }
 
 /// How a rendered conversation ends.
@@ -113,22 +120,26 @@ impl Session {
         model: &ModelArgs,
         run: &RunArgs,
         template: &TemplateArgs,
-        reuse: Reuse,
+        reuse: Reuse<'_>,
         max_running: usize,
         notices: &mut Notices,
     ) -> Result<Self, End> {
         if model.trust_remote_code {
             notices.add("--trust-remote-code has no effect: lmx never runs code of a model folder");
         }
+        let mut extra_eos = template.extra_eos_token.clone();
+        if let Reuse::File(file) = reuse {
+            extra_eos.extend(file.notes().eos_token.clone());
+        }
         let options = LoadOptions {
             device: device::open(run.threads)?,
             open: open_options(model),
-            extra_eos: template.extra_eos_token.clone(),
+            extra_eos,
             kv_quantization: run.kv_quant.quantization()?,
         };
         let mut progress = Progress::new("loading");
         let mut show = |done, total| progress.set(done as u64, total as u64);
-        let loaded = lmx::load_with_progress(&model.model, &options, &mut show);
+        let loaded = lmx::load_with_progress(model.name(), &options, &mut show);
         drop(progress);
         let loaded = loaded.map_err(|error| match error {
             LoadError::KvQuant(error) => refused(&error),
@@ -144,11 +155,17 @@ impl Session {
         loaded: Loaded,
         run: &RunArgs,
         args: &TemplateArgs,
-        reuse: Reuse,
+        reuse: Reuse<'_>,
         max_running: usize,
         notices: &mut Notices,
     ) -> Result<Self, End> {
-        let kv_type = device::kv_type(run.kv_dtype, loaded.kv_type);
+        let template = chat_template(&loaded.tokenizer, args.use_default_chat_template, notices);
+        let layers = loaded.model.layer_kv();
+        let (kv_type, kv_window) = match reuse {
+            // The flags were compared with the file before.
+            Reuse::File(file) => (file.kv_type(), file.bound(&layers)),
+            _ => (device::kv_type(run.kv_dtype, loaded.kv_type), run.kv_window()?),
+        };
         if run.kv_dtype == KvDtype::Auto {
             notices.add_fact(format!("keys and values are stored as {}", device::name(kv_type)));
         }
@@ -164,12 +181,10 @@ impl Session {
                 how.group()
             ));
         }
-        let template = chat_template(&loaded.tokenizer, args.use_default_chat_template, notices);
         let newline = loaded.tokenizer.encode("\n", false).map_err(anyhow::Error::new)?;
         let eos = loaded.eos.iter().map(|(id, _)| id);
-        let kv_window = run.kv_window()?;
         if let Some(window) = kv_window {
-            note_window(window, &loaded.model.layer_kv(), notices);
+            note_window(window, &layers, notices);
         }
         let options = EngineOptions {
             kv_window,
@@ -177,19 +192,37 @@ impl Session {
             prefill_step_size: run.prefill_step_size.get(),
             max_running,
             kv_type,
-            prefix_cache: (reuse == Reuse::Prefixes).then(PrefixCacheOptions::default),
+            prefix_cache: matches!(reuse, Reuse::Prefixes).then(PrefixCacheOptions::default),
             kv_memory: run.kv_memory.unwrap_or_else(device::default_kv_memory),
         };
-        Ok(Self {
+        let mut session = Self {
             xtc_special_tokens: newline.into_iter().chain(eos).collect(),
             engine: Engine::new(loaded.model, Arc::clone(&loaded.tokenizer), loaded.eos, options)
                 .map_err(|error| refused(&error))?,
             tokenizer: loaded.tokenizer,
+            cache: None,
+            checkpoint: loaded.checkpoint,
             template,
             kv_format,
             kv_quantization,
             variables: args.chat_template_config.clone().unwrap_or_default(),
-        })
+        };
+        if let Reuse::File(file) = reuse {
+            if file.notes().identity.is_some() {
+                file.check_identity(&session.identity()?).map_err(anyhow::Error::new)?;
+            }
+            session.cache = Some(session.engine.load_prompt_cache(file).map_err(anyhow::Error::new)?);
+        }
+        Ok(session)
+    }
+
+    /// What a cache of this session belongs to.
+    ///
+    /// # Errors
+    /// Files that cannot be read.
+    pub(crate) fn identity(&self) -> anyhow::Result<Identity> {
+        let template = self.template.as_ref().ok().and_then(|template| template.source(false));
+        Ok(Identity::of(&self.checkpoint, template)?)
     }
 
     /// Says so where `--kv-bits` cannot change anything: no reply of `max_tokens` to so long a prompt, or none at all,
@@ -224,7 +257,27 @@ impl Session {
         variables: Option<&Map<String, Value>>,
     ) -> anyhow::Result<ChatPrompt> {
         let template = self.template.as_ref().map_err(Clone::clone)?;
-        let options = RenderOptions {
+        let options = self.options(tail, variables);
+        Ok(self.tokenizer.encode_chat(template, messages, &options, SpecialContent::Plain)?)
+    }
+
+    /// The part of a conversation that follows `head`, with which it begins.
+    ///
+    /// # Errors
+    /// The template's own, or if the conversation begins otherwise.
+    pub(crate) fn render_after(
+        &self,
+        head: &str,
+        messages: &[Value],
+        tail: Tail,
+    ) -> anyhow::Result<ChatPrompt> {
+        let template = self.template.as_ref().map_err(Clone::clone)?;
+        let options = self.options(tail, None);
+        Ok(self.tokenizer.encode_chat_after(head, template, messages, &options, SpecialContent::Plain)?)
+    }
+
+    fn options(&self, tail: Tail, variables: Option<&Map<String, Value>>) -> RenderOptions {
+        RenderOptions {
             add_generation_prompt: tail == Tail::Reply,
             continue_final_message: tail == Tail::Open,
             variables: self
@@ -234,8 +287,7 @@ impl Session {
                 .map(|(k, v)| (k.clone(), v.clone()))
                 .collect(),
             ..RenderOptions::default()
-        };
-        Ok(self.tokenizer.encode_chat(template, messages, &options, SpecialContent::Plain)?)
+        }
     }
 
     /// The form of a reply, compiled for the model.

@@ -18,7 +18,6 @@ fn flags_of_mlx_lm_that_lmx_does_not_have() {
         &["--adapter-path", "x"][..],
         &["--draft-model", "x"],
         &["--num-draft-tokens", "3"],
-        &["--prompt-cache-file", "x.safetensors"],
         &["--quantize-activations"],
         &["--image", "a.png", "b.png"],
     ] {
@@ -118,7 +117,7 @@ fn version_and_completions() {
 
 #[test]
 fn help_shows_every_flag() {
-    for command in ["", "generate", "chat", "inspect"] {
+    for command in ["", "generate", "chat", "cache-prompt", "inspect"] {
         let words: Vec<&str> = [command, "--help"].into_iter().filter(|word| !word.is_empty()).collect();
         let help = run(&words);
         let name = if command.is_empty() { "lmx" } else { command };

@@ -3,6 +3,7 @@
 //! * [`load`] turns a folder, a GGUF file or a cached hub id into a [`Loaded`] model.
 //! * [`engine`] runs requests over it, many at once, each with its own options.
 //! * [`grammar`] makes a request's reply follow a JSON schema, a regular expression or a grammar.
+//! * [`prompt_cache`] keeps what was run of a prompt, in memory and in files.
 //! * [`text`], [`sample`], [`cache`], [`models`], [`checkpoint`] are what those are made of.
 //!
 //! The examples folder has the ten lines that generate text, a batch, and a sampler of one's own.
@@ -14,6 +15,7 @@ pub mod grammar;
 pub mod inspect;
 mod load;
 pub mod models;
+pub mod prompt_cache;
 pub mod sample;
 pub mod text;
 
@@ -22,3 +24,4 @@ pub use lmx_tensor::kernels::Isa;
 pub use lmx_tensor::kernels::attention::KvType;
 pub use lmx_tensor::kernels::isa::Level;
 pub use load::{LoadError, LoadOptions, Loaded, load, load_with_progress};
+pub use prompt_cache::{PromptCache, make_prompt_cache};

@@ -9,13 +9,14 @@ use super::values::{boolean, expand_escapes, seed};
 use crate::end::End;
 use lmx::grammar::Form;
 use lmx::sample::{ProcessorParams, SamplingParams};
+use std::path::PathBuf;
 
 /// The words of `lmx generate`.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Text goes to standard output as it is made; everything else goes to standard error.\n\
     Flags of mlx-lm that are refused for now: --adapter-path --draft-model --image --num-draft-tokens \
-    --prompt-cache-file --quantize-activations (-qa)"
+    --quantize-activations (-qa)"
 )]
 pub(crate) struct GenerateArgs {
     #[command(flatten)]
@@ -31,6 +32,10 @@ pub(crate) struct GenerateArgs {
     /// Send the prompt as it is, without a chat template
     #[arg(long, conflicts_with = "use_default_chat_template")]
     pub(crate) ignore_chat_template: bool,
+    /// Go on from a file of lmx cache-prompt or mlx_lm.cache_prompt, whose user turn the prompt continues; the
+    /// model, the type of keys and values and --max-kv-size are the file's
+    #[arg(long, value_name = "FILE")]
+    pub(crate) prompt_cache_file: Option<PathBuf>,
     /// Tokens to generate at most (-1: until the context is full)
     #[arg(long, short, value_name = "N", default_value = "100", value_parser = max_tokens, allow_negative_numbers = true)]
     pub(crate) max_tokens: MaxTokens,
@@ -87,6 +92,12 @@ impl GenerateArgs {
         self.run.kv_window()?;
         self.prompts.check()?;
         self.run.kv_quant.quantization()?;
+        if self.prompt_cache_file.is_some() && self.template.system_prompt.is_some() {
+            let why = "the cached prompt has begun already, with or without a system prompt";
+            return Err(End::Usage(format!(
+                "--system-prompt cannot be used with --prompt-cache-file: {why}"
+            )));
+        }
         let (sampling, processors) = self.sampling.params()?;
         let stop = self.stop.strings()?;
         let form = self.form.form()?;

@@ -14,15 +14,27 @@ const THREADS_MAX: i64 = 1024;
 /// Which model.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ModelArgs {
-    /// A model folder, a .gguf file, or a hub id that is in the local hub cache
-    #[arg(long, value_name = "MODEL", default_value = DEFAULT_MODEL)]
-    pub(crate) model: String,
+    /// A model folder, a .gguf file, or a hub id that is in the local hub cache [default: mlx-community/Llama-3.2-3B-Instruct-4bit]
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) model: Option<String>,
     /// Revision of a hub id: a branch, tag or commit that is in the cache
     #[arg(long, value_name = "REVISION")]
     pub(crate) revision: Option<String>,
     /// Accepted for mlx-lm's sake: lmx never runs code of a model folder
     #[arg(long)]
     pub(crate) trust_remote_code: bool,
+}
+
+impl ModelArgs {
+    /// The model that is named, or the default one.
+    pub(crate) fn name(&self) -> &str {
+        self.model.as_deref().unwrap_or(DEFAULT_MODEL)
+    }
+
+    /// The same, but `model` where none is named.
+    pub(crate) fn or(&self, model: &str) -> Self {
+        Self { model: self.model.clone().or_else(|| Some(model.to_owned())), ..self.clone() }
+    }
 }
 
 /// How the model runs.
@@ -122,7 +134,7 @@ pub(crate) enum KvDtype {
 }
 
 /// How a conversation becomes a prompt.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct TemplateArgs {
     /// What the model is told before the conversation
     #[arg(long, value_name = "TEXT")]

@@ -16,7 +16,6 @@ fn refuse(refusals: &[Refusal]) -> Result<(), End> {
 const ADAPTER: &str =
     "lmx cannot apply adapters; fuse the adapter into the model first, and leave the flag out";
 const DRAFT: &str = "lmx has no speculative decoding; leave the flag out (the text is the same without it)";
-const CACHE_FILE: &str = "lmx cannot read prompt caches; leave the flag out and give the whole prompt";
 const ACTIVATIONS: &str = "lmx chooses the precision of activations itself; leave the flag out";
 const IMAGE: &str = "lmx runs text models only; leave the flag out";
 
@@ -27,8 +26,6 @@ pub(crate) struct RefusedByGenerate {
     adapter_path: Option<String>,
     #[arg(long, hide = true, value_name = "FILE", num_args = 1..)]
     image: Vec<String>,
-    #[arg(long, hide = true, value_name = "FILE")]
-    prompt_cache_file: Option<String>,
     #[arg(long, hide = true)]
     quantize_activations: bool,
     #[arg(long, hide = true, value_name = "MODEL")]
@@ -44,7 +41,6 @@ impl RefusedByGenerate {
         refuse(&[
             ("--adapter-path", self.adapter_path.is_some(), ADAPTER),
             ("--image", !self.image.is_empty(), IMAGE),
-            ("--prompt-cache-file", self.prompt_cache_file.is_some(), CACHE_FILE),
             ("--quantize-activations (-qa)", self.quantize_activations, ACTIVATIONS),
             ("--draft-model", self.draft_model.is_some(), DRAFT),
             ("--num-draft-tokens", self.num_draft_tokens.is_some(), DRAFT),
@@ -60,6 +56,21 @@ pub(crate) struct RefusedByChat {
 }
 
 impl RefusedByChat {
+    /// # Errors
+    /// Names the first flag that was given.
+    pub(crate) fn check(&self) -> Result<(), End> {
+        refuse(&[("--adapter-path", self.adapter_path.is_some(), ADAPTER)])
+    }
+}
+
+/// The flags that `lmx cache-prompt` refuses.
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct RefusedByCachePrompt {
+    #[arg(long, hide = true, value_name = "PATH")]
+    adapter_path: Option<String>,
+}
+
+impl RefusedByCachePrompt {
     /// # Errors
     /// Names the first flag that was given.
     pub(crate) fn check(&self) -> Result<(), End> {

@@ -49,7 +49,7 @@ pub(crate) fn run(options: &ChatOptions) -> Result<(), End> {
 /// What a person is told at the start.
 fn introduce(args: &ChatArgs) {
     let limit = args.max_tokens.0.map_or_else(|| "no limit".to_owned(), |n| n.to_string());
-    terminal::say(&format!("model       {}", args.model.model));
+    terminal::say(&format!("model       {}", args.model.name()));
     terminal::say(&format!("max tokens  {limit}"));
     if let Some(system) = &args.template.system_prompt {
         terminal::say(&format!("system      {system}"));

@@ -3,6 +3,7 @@
 use super::prompts;
 use crate::args::generate::{GenerateArgs, GenerateOptions, Prompt};
 use crate::args::values::universal_newlines;
+use crate::cached;
 use crate::chat::conversation::message;
 use crate::end::End;
 use crate::report::{self, Notices};
@@ -33,12 +34,22 @@ pub(crate) fn run(options: &GenerateOptions) -> Result<(), End> {
         }
     };
     let mut notices = Notices::new(args.json);
-    let mut session = Session::open(&args.model, &args.run, &args.template, Reuse::Nothing, 1, &mut notices)?;
-    let tokens = prompt_tokens(&session, args, &prompt, &mut notices)?;
+    let file = args.prompt_cache_file.as_deref().map(|path| cached::open(path, args)).transpose()?;
+    let reuse = file.as_ref().map_or(Reuse::Nothing, Reuse::File);
+    let model = match &file {
+        Some(file) => args.model.or(&file.notes().model),
+        None => args.model.clone(),
+    };
+    let mut session = Session::open(&model, &args.run, &args.template, reuse, 1, &mut notices)?;
+    let tokens = match &file {
+        Some(file) => cached::prompt_tokens(&session, file, args, &prompt, &mut notices)?,
+        None => prompt_tokens(&session, args, &prompt, &mut notices)?,
+    };
     session.notice_quantization_out_of_reach(tokens.len(), args.max_tokens.0, &mut notices);
     report::filters_without_effect(&options.sampling, &options.processors, &mut notices);
     let request = Request {
         tokens,
+        cache: session.cache.take(),
         max_tokens: args.max_tokens.0,
         sampling: session.sampling(&options.sampling),
         processors: options.processors.clone(),
@@ -55,12 +66,16 @@ pub(crate) fn run(options: &GenerateOptions) -> Result<(), End> {
     if outcome.finish.is_none() {
         return Err(End::Interrupted);
     }
-    conclude(args, &outcome, &session.kv_format, &mut notices)
+    if let Some(file) = &file {
+        cached::note_reuse(file, outcome.stats.cached_tokens, &mut notices);
+    }
+    conclude(args, model.name(), &outcome, &session.kv_format, &mut notices)
 }
 
 /// What is said after the reply.
 fn conclude(
     args: &GenerateArgs,
+    model: &str,
     outcome: &Outcome,
     kv_format: &str,
     notices: &mut Notices,
@@ -69,7 +84,7 @@ fn conclude(
         notices.add(report::cut(args.max_tokens, outcome));
     }
     if args.json {
-        let object = report::json(outcome, &args.model.model, kv_format, notices);
+        let object = report::json(outcome, model, kv_format, notices);
         return terminal::print(&format!("{object}\n"));
     }
     if args.verbose {
@@ -79,7 +94,7 @@ fn conclude(
 }
 
 /// All of standard input, with line ends as `\n`.
-fn read_prompt(input: impl Read) -> anyhow::Result<String> {
+pub(super) fn read_prompt(input: impl Read) -> anyhow::Result<String> {
     let mut bytes = Vec::new();
     let read = input.take(PROMPT_BYTES_MAX + 1).read_to_end(&mut bytes);
     read.context("cannot read the prompt from standard input")?;

@@ -9,6 +9,7 @@ use crate::report::gigabytes;
 use crate::session::open_options;
 use crate::terminal;
 use anyhow::Context;
+use lmx::cache::Census;
 use lmx::inspect::{Architecture, LayerInfo, Memory, Opened, RopeInfo};
 use lmx::text::{ChatTemplate, RenderOptions, SpecialContent, TemplateError};
 use serde_json::{Map, Value, json};
@@ -24,6 +25,8 @@ struct Inspection {
     tool_parser: Option<String>,
     flags_without_effect: Vec<&'static str>,
     memory: Memory,
+    /// What a sequence of that length holds of keys and values.
+    census: Census,
     isa: String,
     notices: Vec<String>,
 }
@@ -46,13 +49,13 @@ struct Sample {
 /// Runs the command.
 pub(crate) fn run(args: &InspectArgs) -> Result<(), End> {
     args.kv_quant.quantization()?;
-    let model = Opened::open(&args.model.model, &open_options(&args.model)).map_err(anyhow::Error::new)?;
+    let model = Opened::open(args.model.name(), &open_options(&args.model)).map_err(anyhow::Error::new)?;
     let inspection = Inspection::of(&model, args)?;
     if args.json {
         let object = inspection.json()?;
         return terminal::print(&format!("{object:#}\n"));
     }
-    terminal::print(&inspection.table(&args.model.model))
+    terminal::print(&inspection.table(args.model.name()))
 }
 
 impl Inspection {
@@ -97,6 +100,7 @@ impl Inspection {
             flags_without_effect: flags_without_effect(sample.as_ref()),
             template: sample,
             memory: memory.map_err(anyhow::Error::new)?,
+            census: kv.census(context),
             isa: device::isa()?.to_string(),
             architecture,
             notices,
@@ -201,6 +205,9 @@ impl Inspection {
             ),
             ("kernels", self.isa.clone()),
         ];
+        let census = self.census.to_string();
+        let at = rows.iter().position(|(title, _)| *title == "cache").map_or(rows.len(), |at| at + 1);
+        rows.splice(at..at, census.lines().map(|line| ("", line.to_owned())));
         rows.extend(self.notices.iter().map(|notice| ("note", notice.clone())));
         match &self.template {
             None => rows.push(("template", none())),

@@ -74,7 +74,7 @@ fn open_output(args: &GenerateArgs, path: &Path) -> anyhow::Result<Output> {
         let (_, text) = lines.next()?.with_context(|| format!("there is no request {index}"))?;
         Ok(Line::parse(&text).ok().and_then(|line| line.id))
     };
-    Output::file(output, &args.model.model, &mut id)
+    Output::file(output, args.model.name(), &mut id)
 }
 
 struct Batch<'a> {
@@ -261,7 +261,7 @@ impl Batch<'_> {
         self.sum.generation_tokens += outcome.stats.generation_tokens;
         let mut reply = json!({"index": index, "id": id});
         let object =
-            report::json(&outcome, &self.options.args.model.model, &self.session.kv_format, &notices);
+            report::json(&outcome, self.options.args.model.name(), &self.session.kv_format, &notices);
         if let (Value::Object(reply), Value::Object(object)) = (&mut reply, object) {
             reply.extend(object);
         }

@@ -480,6 +480,19 @@ impl Checkpoint {
         Ok(bytes.sum::<Result<u64, FileError>>()?)
     }
 
+    /// Visits every tensor as it is stored, in the order of the text model's names.
+    ///
+    /// # Errors
+    /// A damaged file.
+    pub fn visit_tensors(&self, visit: &mut dyn FnMut(&str, &FileTensor)) -> Result<(), CheckpointError> {
+        for name in self.places.keys() {
+            if let Some(tensor) = self.lookup(name) {
+                visit(name, &tensor?);
+            }
+        }
+        Ok(())
+    }
+
     /// The tensors that nothing has asked for, by the text model's names.
     #[must_use]
     pub fn unused(&self) -> Vec<String> {

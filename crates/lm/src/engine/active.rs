@@ -6,6 +6,7 @@ use super::{
 use crate::cache::{PrefixTokens, SequenceId};
 use crate::grammar::Grammar;
 use crate::models::Model;
+use crate::prompt_cache::PromptCache;
 use crate::sample::{
     BuiltinSampler, KeyStream, LogitsProcessor, ProcessorChain, Sampler, log_softmax, random_seed,
     top_logprobs,
@@ -22,6 +23,8 @@ pub(super) struct Active {
     /// result depends on when a token is run.
     pub(super) long_context: bool,
     pub(super) stats: Stats,
+    /// Tokens before the first of `tokens`, which its cache holds and nobody knows.
+    unknown: usize,
     prompt_len: usize,
     /// Tokens of the prompt that are the system prompt.
     system_len: usize,
@@ -90,16 +93,19 @@ impl Active {
     pub(super) fn new(
         id: RequestId,
         request: Request,
+        cache: Option<&PromptCache>,
         sequence: SequenceId,
         model: &dyn Model,
         tokenizer: &Tokenizer,
     ) -> Result<Self, RequestError> {
-        let (prompt_len, vocab, context) = (request.tokens.len(), model.vocab(), model.context_length());
+        let (prompt_len, vocab) = (request.tokens.len(), model.vocab());
+        let unknown = cache.filter(|c| c.tokens().is_none()).map_or(0, PromptCache::len);
         if prompt_len == 0 {
             return Err(RequestError::EmptyPrompt);
         }
-        if prompt_len > context {
-            return Err(RequestError::ContextExceeded { prompt: prompt_len, context });
+        let context = model.context_length();
+        if unknown + prompt_len > context {
+            return Err(RequestError::ContextExceeded { prompt: unknown + prompt_len, context });
         }
         if let Some(position) = request.tokens.iter().position(|&t| t as usize >= vocab) {
             return Err(RequestError::Token { position, token: request.tokens[position], vocab });
@@ -119,8 +125,11 @@ impl Active {
         let splits = request.sampling.splits_per_token();
         let asked = request.max_tokens.map_or(usize::MAX, |n| prompt_len.saturating_add(n));
         // A reply may run until every position of the context is used: the last token needs none.
-        let length_max = asked.min(context + 1);
-        let long_context = model.original_context().is_some_and(|original| length_max > original);
+        let length_max = asked.min(context + 1 - unknown);
+        let long_context = model.original_context().is_some_and(|original| unknown + length_max > original);
+        if let Some(cache) = cache.filter(|c| unknown > 0 && c.long_context() != long_context) {
+            return Err(RequestError::CacheContext { long: cache.long_context() });
+        }
         let sampler = match request.sampler {
             Some(sampler) => sampler,
             None => Box::new(BuiltinSampler::new(request.sampling)),
@@ -129,7 +138,13 @@ impl Active {
             id,
             tokens: request.tokens,
             long_context,
-            stats: Stats { prompt_tokens: prompt_len, seed, ..Stats::default() },
+            stats: Stats {
+                prompt_tokens: unknown + prompt_len,
+                cached_tokens: unknown,
+                seed,
+                ..Stats::default()
+            },
+            unknown,
             prompt_len,
             system_len: request.system_tokens,
             length_max,
@@ -154,6 +169,21 @@ impl Active {
         self.stats.cached_tokens = cached;
     }
 
+    /// Whether its cache holds part of the prompt already.
+    pub(super) fn has_begun(&self) -> bool {
+        self.stats.cached_tokens > 0
+    }
+
+    /// The tokens that follow the `held` ones of its cache.
+    pub(super) fn pending(&self, held: usize) -> &[u32] {
+        self.tokens.get(held - self.unknown..).unwrap_or_default()
+    }
+
+    /// The length of the prompt, with what nobody knows of it.
+    pub(super) fn prompt_total(&self) -> usize {
+        self.unknown + self.prompt_len
+    }
+
     /// Its cache.
     pub(super) fn sequence(&self) -> SequenceId {
         self.sequence
@@ -163,14 +193,14 @@ impl Active {
         &self.tokens[..self.prompt_len]
     }
 
-    /// Its first `held` tokens, as the prefix cache knows them.
-    pub(super) fn prefix(&self, held: usize) -> PrefixTokens<'_> {
-        PrefixTokens {
+    /// Its first `held` tokens, as the prefix cache knows them; `None` if they are not known.
+    pub(super) fn prefix(&self, held: usize) -> Option<PrefixTokens<'_>> {
+        (self.unknown == 0).then(|| PrefixTokens {
             root: if self.long_context { LONG_CONTEXT } else { SHORT_CONTEXT },
             tokens: &self.tokens[..held],
             system: self.system_len,
             prompt: self.prompt_len,
-        }
+        })
     }
 
     /// Whether the first token has been drawn.
@@ -205,7 +235,7 @@ impl Active {
         eos: &EosSet,
     ) -> Option<Update> {
         let Some(logits) = logits else {
-            let done = !self.wants_logits() && held == self.tokens.len();
+            let done = !self.wants_logits() && self.pending(held).is_empty();
             return done.then(|| {
                 self.state = State::Finished;
                 Update::Token(Event {

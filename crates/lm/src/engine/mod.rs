@@ -14,9 +14,12 @@ pub use event::{Event, FinishReason, Stats, Update};
 pub use generation::Generation;
 pub use request::{Request, RequestError};
 
-use crate::cache::{KvQuantError, KvQuantization, KvStore, KvWindow, PrefixCacheOptions, PrefixStats};
+use crate::cache::{
+    KvError, KvQuantError, KvQuantization, KvStore, KvWindow, PrefixCacheOptions, PrefixStats,
+};
 use crate::grammar::{Grammar, GrammarError, Grammars};
 use crate::models::{Model, StepInputs};
+use crate::prompt_cache::{PromptCache, PromptCacheError, PromptCacheFile};
 use crate::text::{EosSet, Tokenizer};
 use active::Active;
 use lmx_tensor::Tensor;
@@ -165,12 +168,19 @@ impl Engine {
     ///
     /// # Errors
     /// [`RequestError`] naming the field; the other requests are not touched.
-    pub fn submit(&mut self, request: Request) -> Result<RequestId, RequestError> {
+    pub fn submit(&mut self, mut request: Request) -> Result<RequestId, RequestError> {
         let id = RequestId(self.next_id);
-        let sequence = self.kv.add();
-        match Active::new(id, request, sequence, &*self.model, &self.tokenizer) {
-            Ok(active) => {
+        let cache = request.cache.take();
+        let sequence = match &cache {
+            Some(cache) => cache.fork_into(&mut self.kv).map_err(RequestError::Cache)?,
+            None => self.kv.add(),
+        };
+        match Active::new(id, request, cache.as_ref(), sequence, &*self.model, &self.tokenizer) {
+            Ok(mut active) => {
                 self.next_id += 1;
+                if let Some(cache) = cache {
+                    self.begin_from(&mut active, &cache);
+                }
                 self.waiting.push_back(active);
                 Ok(id)
             }
@@ -179,6 +189,48 @@ impl Engine {
                 Err(error)
             }
         }
+    }
+
+    /// Cuts a request's sequence, which holds what `cache` does, to the prefix that the prompt has in common with it.
+    fn begin_from(&mut self, active: &mut Active, cache: &PromptCache) {
+        let Some(known) = cache.tokens() else { return };
+        let sequence = active.sequence();
+        let common = known.iter().zip(active.prompt()).take_while(|(a, b)| a == b).count();
+        let common = if cache.long_context() == active.long_context { common } else { 0 };
+        // The last prompt token is run again where its logits are needed.
+        let common = common.min(active.prompt().len() - usize::from(active.wants_logits()));
+        match self.kv.trim(sequence, known.len() - common) {
+            Ok(()) => active.start(sequence, common),
+            // A window has dropped what the shorter one would need: all of it is run again.
+            Err(_) => {
+                self.kv.remove(sequence);
+                active.start(self.kv.add(), 0);
+            }
+        }
+    }
+
+    /// What the prefix cache holds of a sequence that begins with `tokens`: perhaps less than all of them, perhaps
+    /// nothing. It shares the engine's budget.
+    ///
+    /// # Errors
+    /// None that can happen: the sequence exists.
+    pub fn prompt_cache(&mut self, tokens: &[u32]) -> Result<PromptCache, KvError> {
+        let stored = |root| self.kv.stored_prefix(root, tokens, tokens.len());
+        let root = if stored(LONG_CONTEXT) > stored(SHORT_CONTEXT) { LONG_CONTEXT } else { SHORT_CONTEXT };
+        let (sequence, len) =
+            self.kv.add_prefix(root, tokens, tokens.len()).unwrap_or_else(|| (self.kv.add(), 0));
+        let known = tokens.get(..len).unwrap_or_default().to_vec();
+        let cache = PromptCache::of(&self.kv, sequence, Some(known), root == LONG_CONTEXT);
+        self.kv.remove(sequence);
+        cache
+    }
+
+    /// Reads a prompt cache into the engine's budget.
+    ///
+    /// # Errors
+    /// [`PromptCacheError`] naming what does not fit.
+    pub fn load_prompt_cache(&self, file: &PromptCacheFile) -> Result<PromptCache, PromptCacheError> {
+        file.load(self.kv.spec(), self.kv.budget())
     }
 
     /// Ends a request now; nothing more is heard of it. Unknown ids are ignored: the request may just have
@@ -234,9 +286,9 @@ impl Engine {
             let Some(mut active) = self.waiting.pop_front() else { return };
             // The last prompt token is run again where its logits are needed.
             let limit = active.prompt().len() - usize::from(active.wants_logits());
-            if let Some((sequence, cached)) =
-                self.kv.add_prefix(active.prefix(0).root, active.prompt(), limit)
-            {
+            let root = active.prefix(0).filter(|_| !active.has_begun()).map(|prefix| prefix.root);
+            let found = root.and_then(|root| self.kv.add_prefix(root, active.prompt(), limit));
+            if let Some((sequence, cached)) = found {
                 self.kv.remove(active.sequence());
                 active.start(sequence, cached);
             }
@@ -256,7 +308,7 @@ impl Engine {
         for index in order {
             let active = &mut self.running[index];
             let held = self.kv.len(active.sequence());
-            let pending = active.tokens.len() - held;
+            let pending = active.pending(held).len();
             let count = if active.generating() { pending } else { pending.min(budget) };
             let count = self.kv.step_limit(active.sequence(), count);
             if count == 0 {
@@ -277,7 +329,7 @@ impl Engine {
             if !active.generating() {
                 budget -= count;
             }
-            let tokens = &active.tokens[held..held + count];
+            let tokens = &active.pending(held)[..count];
             inputs.push(active.sequence(), held, tokens, active.long_context);
             let caught_up = count == pending && active.wants_logits();
             plan.push(Planned { index, count, logits_row: caught_up.then(|| inputs.tokens.len() - 1) });
@@ -323,12 +375,16 @@ impl Engine {
             let active = &mut self.running[planned.index];
             // The sequence is known and its blocks were reserved, so the commit cannot fail.
             let held = self.kv.len(active.sequence()) + planned.count;
-            let committed = self.kv.commit_prefix(active.sequence(), planned.count, &active.prefix(held));
+            let committed = match active.prefix(held) {
+                Some(entry) => self.kv.commit_prefix(active.sequence(), planned.count, &entry),
+                None => self.kv.commit(active.sequence(), planned.count),
+            };
             debug_assert!(committed.is_ok(), "{committed:?}");
             let quantized = self.kv.quant(active.sequence()).and(self.options.kv_quantization);
             active.stats.kv_quantized_from = quantized.map(KvQuantization::start);
             if !active.generating() {
-                let (done, total) = (held.min(active.prompt().len()), active.prompt().len());
+                let total = active.prompt_total();
+                let done = held.min(total);
                 updates.push((active.id, Update::Prefill { done, total }));
             }
             let row = planned.logits_row.and_then(|_| rows.next());
@@ -353,10 +409,9 @@ impl Engine {
     /// Frees a sequence; what it holds is kept for prompts that begin like it.
     fn retire(&mut self, active: Active) {
         let sequence = active.sequence();
-        if active.failed() {
-            self.kv.remove(sequence);
-        } else {
-            self.kv.leave_prefix(sequence, &active.prefix(self.kv.len(sequence)));
+        match active.prefix(self.kv.len(sequence)).filter(|_| !active.failed()) {
+            Some(entry) => self.kv.leave_prefix(sequence, &entry),
+            None => self.kv.remove(sequence),
         }
     }
 }

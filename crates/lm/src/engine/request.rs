@@ -1,6 +1,7 @@
 //! What goes into the engine.
 
 use crate::grammar::{Grammar, GrammarError};
+use crate::prompt_cache::PromptCache;
 use crate::sample::{LogitsProcessor, ParamError, ProcessorParams, SampleError, Sampler, SamplingParams};
 
 /// One request: tokens and how to continue them.
@@ -11,6 +12,9 @@ pub struct Request {
     /// How many of the prompt's first tokens are a system prompt, which the prefix cache keeps longest; 0 if that
     /// is not known.
     pub system_tokens: usize,
+    /// What to begin from. If its tokens are known, `tokens` is the whole prompt, of which it saves the longest
+    /// common prefix; if not, the prompt is what it holds and then `tokens`.
+    pub cache: Option<PromptCache>,
     /// Most tokens to generate; `None` means until the context is full, 0 means to run the prompt only.
     pub max_tokens: Option<usize>,
     /// Temperature and filters of the built-in sampler.
@@ -96,6 +100,15 @@ pub enum RequestError {
         grammar: usize,
         /// The model's.
         vocab: usize,
+    },
+    /// The prompt cache is of another model, or of another form.
+    #[error("the prompt cache does not fit: {0}")]
+    Cache(crate::cache::KvError),
+    /// The prompt cache is for shorter sequences, or for longer ones, and cannot be computed again.
+    #[error("the prompt cache is for a {} context, and its tokens are not known", if *.long { "long" } else { "short" })]
+    CacheContext {
+        /// Whether it is for sequences that exceed the model's original context.
+        long: bool,
     },
     /// The KV budget cannot hold the request even alone.
     #[error("the request does not fit into memory: {0}")]

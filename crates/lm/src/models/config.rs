@@ -111,6 +111,12 @@ impl Config {
         &self.origin
     }
 
+    /// All of it.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        Value::Object(self.values.clone()).to_string()
+    }
+
     /// The value at `key`; null counts as absent. A dot goes into an object: `rope_scaling.factor`.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.locked().read.insert(key.to_owned());

@@ -38,6 +38,9 @@ pub enum ChatError {
     /// The text cannot be encoded.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// The conversation does not begin as the one that it is to continue.
+    #[error("the chat template begins the conversation otherwise than where it is to go on")]
+    Head,
 }
 
 impl Tokenizer {
@@ -80,28 +83,55 @@ impl Tokenizer {
         options: &RenderOptions,
         special: SpecialContent,
     ) -> Result<ChatPrompt, ChatError> {
+        let mut prompt = self.encode_rendered(template, messages, options, special, "")?;
+        if let Some(bos) = self.bos().filter(|_| self.adds_bos())
+            && prompt.ids.first() != Some(&bos)
+        {
+            prompt.ids.insert(0, bos);
+        }
+        Ok(prompt)
+    }
+
+    /// As [`Tokenizer::encode_chat`], but only what follows `head`, with which the rendered conversation begins,
+    /// and without a BOS before it.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode_chat`]; [`ChatError::Head`] if it begins otherwise.
+    pub fn encode_chat_after(
+        &self,
+        head: &str,
+        template: &ChatTemplate,
+        messages: &[Value],
+        options: &RenderOptions,
+        special: SpecialContent,
+    ) -> Result<ChatPrompt, ChatError> {
+        self.encode_rendered(template, messages, options, special, head)
+    }
+
+    fn encode_rendered(
+        &self,
+        template: &ChatTemplate,
+        messages: &[Value],
+        options: &RenderOptions,
+        special: SpecialContent,
+        head: &str,
+    ) -> Result<ChatPrompt, ChatError> {
         // Several renderings must show the same time.
         let now = options.now.unwrap_or_else(|| chrono::Local::now().naive_local());
         let options = RenderOptions { now: Some(now), ..options.clone() };
-        let mut text = template.render(messages, &options)?;
+        let text = template.render(messages, &options)?;
         let system_dropped = template.drops_system(messages, &options, &text);
+        let guard = Guard::new(self, template, options.tools.is_some());
+        let Marked { text, positions } = match special {
+            SpecialContent::Control => Marked { text, positions: Vec::new() },
+            SpecialContent::Plain => guard.mark(template, messages, &options, text)?,
+        };
+        let text = text.strip_prefix(head).ok_or(ChatError::Head)?.to_owned();
+        let positions: Vec<usize> = positions.iter().filter_map(|at| at.checked_sub(head.len())).collect();
+        let hidden = Hidden { positions: &positions, control: &guard.control };
+        let hidden = Some(&hidden).filter(|hidden| !hidden.positions.is_empty());
         let mut ids = Vec::new();
-        match special {
-            SpecialContent::Control => self.encode_into(&text, None, &mut ids)?,
-            SpecialContent::Plain => {
-                let guard = Guard::new(self, template, options.tools.is_some());
-                let marked = guard.mark(template, messages, &options, text)?;
-                let hidden = Hidden { positions: &marked.positions, control: &guard.control };
-                let hidden = Some(&hidden).filter(|hidden| !hidden.positions.is_empty());
-                self.encode_into(&marked.text, hidden, &mut ids)?;
-                text = marked.text;
-            }
-        }
-        if let Some(bos) = self.bos().filter(|_| self.adds_bos())
-            && ids.first() != Some(&bos)
-        {
-            ids.insert(0, bos);
-        }
+        self.encode_into(&text, hidden, &mut ids)?;
         Ok(ChatPrompt { text, ids, system_dropped })
     }
 }
