@@ -3,7 +3,7 @@
 
 mod text_data;
 
-use lmx::cache::{KvStore, LayerKv, StateSlot};
+use lmx::cache::{KvStore, LayerKv};
 use lmx::engine::{Engine, EngineOptions, FinishReason, Request, RequestError, Update};
 use lmx::grammar::{Form, Grammar, GrammarError, Grammars};
 use lmx::models::{ForwardError, Model, StepInputs};
@@ -40,10 +40,6 @@ impl Model for Noise {
     }
 
     fn layer_kv(&self) -> Vec<LayerKv> {
-        Vec::new()
-    }
-
-    fn states(&self) -> Vec<StateSlot> {
         Vec::new()
     }
 

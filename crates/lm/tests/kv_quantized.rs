@@ -176,8 +176,12 @@ impl Layer {
         };
         let (k, v) = (read(&self.k), read(&self.v));
         let sees = |position: usize, p: usize| {
-            let Policy::Window(w) = self.kv.policy else { return p <= position };
-            p <= position && (p < w.keep() || p + w.size() - w.keep() > position)
+            p <= position
+                && match self.kv.policy {
+                    Policy::Full => true,
+                    Policy::Window(w) => p < w.keep() || p + w.size() - w.keep() > position,
+                    Policy::Chunk(size) => p / size == position / size,
+                }
         };
         let mut all = Vec::new();
         for (index, q) in self.q.chunks(width).enumerate() {
@@ -201,8 +205,9 @@ impl Layer {
 #[test]
 fn every_policy_reads_what_its_codes_stand_for() {
     let window = |size, keep| Policy::Window(KvWindow::new(size, keep).unwrap());
-    for (policy, size) in [(Policy::Full, 40), (window(40, 0), 40), (window(24, 5), 24), (window(70, 36), 70)]
-    {
+    let chunks = Policy::Chunk(44.try_into().unwrap());
+    let windows = [(window(40, 0), 40), (window(24, 5), 24), (window(70, 36), 70)];
+    for (policy, size) in [(Policy::Full, 40), (chunks, 44)].into_iter().chain(windows) {
         let len = 3 * size;
         for (bits, group) in KvQuant::BITS.into_iter().flat_map(|b| KvQuant::GROUPS.map(|g| (b, g))) {
             let layer = Layer::new(policy, if group == 32 { 96 } else { 128 }, len);

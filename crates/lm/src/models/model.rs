@@ -77,8 +77,10 @@ pub trait Model: Send {
     /// The keys and values of each layer that has them, first to last.
     fn layer_kv(&self) -> Vec<LayerKv>;
 
-    /// The slots of recurrent state of all layers, first to last.
-    fn states(&self) -> Vec<StateSlot>;
+    /// The slots of recurrent state of all layers, first to last; most models have none.
+    fn states(&self) -> Vec<StateSlot> {
+        Vec::new()
+    }
 
     /// The device that it runs on.
     fn device(&self) -> &Device;
