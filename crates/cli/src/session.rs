@@ -186,13 +186,16 @@ impl Session {
         if let Some(window) = kv_window {
             note_window(window, &layers, notices);
         }
+        // A bound on what is held is meant for all that is held.
+        let prefixes =
+            PrefixCacheOptions { keep_unseen: kv_window.is_none(), ..PrefixCacheOptions::default() };
         let options = EngineOptions {
             kv_window,
             kv_quantization,
             prefill_step_size: run.prefill_step_size.get(),
             max_running,
             kv_type,
-            prefix_cache: matches!(reuse, Reuse::Prefixes).then(PrefixCacheOptions::default),
+            prefix_cache: matches!(reuse, Reuse::Prefixes).then_some(prefixes),
             kv_memory: run.kv_memory.unwrap_or_else(device::default_kv_memory),
         };
         let mut session = Self {

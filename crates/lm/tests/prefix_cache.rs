@@ -252,3 +252,26 @@ fn the_parts_of_a_prompt_have_kinds() {
     let blocks = engine.prefix_stats().kinds.map(|kind| kind.bytes / engine.kv().spec().bytes_at(BLOCK));
     assert_eq!(blocks, [2, 2, 2]);
 }
+
+#[test]
+fn a_bounded_conversation_stays_within_its_bound() {
+    let window = window(40, 4);
+    let limits = PrefixCacheOptions { keep_unseen: false, ..PrefixCacheOptions::default() };
+    let mut cold = engine("llama-f32", EngineOptions { prefix_cache: None, ..warm_options(window) });
+    let options = EngineOptions { prefix_cache: Some(limits), ..warm_options(window) };
+    let mut warm = engine("llama-f32", options);
+    let (mut random, mut text) = (Random(12), Vec::new());
+    for turn in 0..9 {
+        let before = text.len();
+        text.extend(random.tokens(20));
+        let (got, held) = reply(&mut warm, &text, 5);
+        assert_eq!(got, reply(&mut cold, &text, 5).0, "turn {turn}");
+        // The last token of a reply is never run.
+        assert_eq!(held, before.saturating_sub(1), "turn {turn}");
+        text.extend(&got.tokens);
+        // The first block, the last 36 positions, and where those begin within a block.
+        assert!(warm.kv().budget().used() <= 4 * warm.kv().spec().bytes_at(BLOCK), "turn {turn}");
+    }
+    // Elsewhere than at the end only the kept first block can be gone on from.
+    assert_eq!(reply(&mut warm, &text[..150], 1).1, BLOCK);
+}

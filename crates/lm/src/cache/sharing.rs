@@ -43,7 +43,8 @@ impl KvStore {
     ) -> Result<(), KvError> {
         let before = self.get(id)?.len;
         self.advance(id, tokens)?;
-        if before / BLOCK < (before + tokens) / BLOCK {
+        let keep_unseen = self.prefixes.as_ref().is_some_and(|p| p.options().keep_unseen);
+        if keep_unseen && before / BLOCK < (before + tokens) / BLOCK {
             self.store_prefix(id, entry, false);
         }
         self.drop_unseen(id)
@@ -64,6 +65,9 @@ impl KvStore {
             let (tables, states) = (&sequence.tables, &sequence.states.by_block());
             let root = entry.root | if sequence.quant.is_some() { QUANTIZED } else { 0 };
             prefixes.insert(&PrefixTokens { root, ..*entry }, Holding { tables, states }, tail);
+            if !prefixes.options().keep_unseen {
+                prefixes.drop_unseen(root, entry.tokens, &self.spec.groups);
+            }
         }
     }
 

@@ -76,7 +76,7 @@ impl PrefixCache {
     }
 
     /// The segments along `tokens`, their blocks, and how many tokens agree.
-    fn walk(&self, root: u64, tokens: &[u32]) -> (Vec<SegmentId>, Vec<(SegmentId, usize)>, usize) {
+    pub(super) fn walk(&self, root: u64, tokens: &[u32]) -> (Vec<SegmentId>, Vec<(SegmentId, usize)>, usize) {
         let (mut path, mut blocks, mut position) = (Vec::new(), Vec::new(), 0);
         let mut parent = None;
         loop {

@@ -44,12 +44,15 @@ pub struct PrefixCacheOptions {
     pub segments_max: usize,
     /// Most bytes of keys and values, those that running sequences share included.
     pub bytes_max: usize,
+    /// Whether what windows drop is kept, so that prompts may part from earlier ones anywhere. If not, they can go on
+    /// from where earlier ones ended, and each text is stored with no more than a running sequence would hold.
+    pub keep_unseen: bool,
 }
 
 impl Default for PrefixCacheOptions {
     /// As much as the store's budget allows.
     fn default() -> Self {
-        Self { segments_max: usize::MAX, bytes_max: usize::MAX }
+        Self { segments_max: usize::MAX, bytes_max: usize::MAX, keep_unseen: true }
     }
 }
 
@@ -225,6 +228,10 @@ impl PrefixCache {
         self.stats
     }
 
+    pub(super) fn options(&self) -> PrefixCacheOptions {
+        self.options
+    }
+
     /// Stores what is held of `entry`: the whole blocks, and with `tail` a partial last one too. What is
     /// there already stays; what is lacking is added. An entry larger than the limit is not stored.
     pub(super) fn insert(&mut self, entry: &PrefixTokens<'_>, from: Holding<'_>, tail: bool) {
@@ -257,6 +264,19 @@ impl PrefixCache {
             }
         }
         self.enforce();
+    }
+
+    /// Drops the blocks along `tokens` that no query sees which goes on from their end.
+    pub(super) fn drop_unseen(&mut self, root: u64, tokens: &[u32], groups: &[LayerGroup]) {
+        let (_, blocks, _) = self.walk(root, tokens);
+        for (number, group) in groups.iter().enumerate() {
+            for &(id, index) in blocks.get(group.policy.unseen_blocks(tokens.len())).unwrap_or_default() {
+                let Some(segment) = self.segments[id].as_mut() else { continue };
+                if let Some(block) = segment.groups[number][index].take() {
+                    self.stats.kinds[segment.kind as usize].bytes -= block.bytes();
+                }
+            }
+        }
     }
 
     /// The child whose first block agrees with `tokens` as far as both go.

@@ -190,9 +190,11 @@ proptest! {
         segments_max in prop_oneof![Just(usize::MAX), 1..6_usize],
         blocks in prop_oneof![Just(usize::MAX), 3..60_usize],
         memory in prop_oneof![Just(usize::MAX), 20..60_usize],
+        keep_unseen in any::<bool>(),
     ) {
         let bytes = spec().groups[0].block_bytes(None);
-        let options = PrefixCacheOptions { segments_max, bytes_max: blocks.saturating_mul(bytes) };
+        let bytes_max = blocks.saturating_mul(bytes);
+        let options = PrefixCacheOptions { segments_max, bytes_max, keep_unseen };
         check(&schedule, options, memory.saturating_mul(bytes));
     }
 }
