@@ -5,6 +5,7 @@
 
 pub(crate) mod cache_prompt;
 pub(crate) mod chat;
+pub(crate) mod choices;
 mod compat;
 mod form;
 pub(crate) mod generate;

@@ -35,6 +35,11 @@ impl Notices {
         self.lines.push(line);
     }
 
+    /// Says what was not said yet.
+    pub(crate) fn say_facts(&self) {
+        self.facts.iter().for_each(|fact| terminal::note(fact));
+    }
+
     /// Something that is as it should be; only for the JSON object and the statistics.
     pub(crate) fn add_fact(&mut self, line: impl Into<String>) {
         let line = line.into();
@@ -91,7 +96,7 @@ pub(crate) fn say_statistics(outcome: &Outcome, notices: &Notices) {
     terminal::say(&format!("Peak memory: {:.3} GB", gigabytes(peak_memory())));
     terminal::say(&format!("Time to first token: {:.3} s", stats.first_token_seconds));
     terminal::say(&format!("Seed: {}", stats.seed));
-    notices.facts.iter().for_each(|fact| terminal::note(fact));
+    notices.say_facts();
 }
 
 /// The object of `--json`.

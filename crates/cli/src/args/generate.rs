@@ -1,5 +1,6 @@
 //! `lmx generate`: its words and what they mean.
 
+use super::choices::{Choices, ChoicesArgs};
 use super::form::FormArgs;
 use super::model::{ModelArgs, RunArgs, TemplateArgs};
 use super::prompts::PromptsArgs;
@@ -34,7 +35,7 @@ pub(crate) struct GenerateArgs {
     pub(crate) ignore_chat_template: bool,
     /// Go on from a file of lmx cache-prompt or mlx_lm.cache_prompt, whose user turn the prompt continues; the
     /// model, the type of keys and values and --max-kv-size are the file's
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["n", "best_of"])]
     pub(crate) prompt_cache_file: Option<PathBuf>,
     /// Tokens to generate at most (-1: until the context is full)
     #[arg(long, short, value_name = "N", default_value = "100", value_parser = max_tokens, allow_negative_numbers = true)]
@@ -48,6 +49,8 @@ pub(crate) struct GenerateArgs {
     pub(crate) sampling: SamplingArgs,
     #[command(flatten)]
     form: FormArgs,
+    #[command(flatten)]
+    choices: ChoicesArgs,
     #[command(flatten)]
     pub(crate) prompts: PromptsArgs,
     #[command(flatten)]
@@ -79,6 +82,7 @@ pub(crate) struct GenerateOptions {
     pub(crate) processors: ProcessorParams,
     pub(crate) stop: Vec<String>,
     pub(crate) form: Option<Form>,
+    pub(crate) choices: Option<Choices>,
     pub(crate) args: Box<GenerateArgs>,
 }
 
@@ -101,11 +105,12 @@ impl GenerateArgs {
         let (sampling, processors) = self.sampling.params()?;
         let stop = self.stop.strings()?;
         let form = self.form.form()?;
+        let choices = self.choices.choices()?;
         // mlx-lm expands first, then looks for the dash.
         let prompt = match expand_escapes(&self.prompt).as_str() {
             "-" => Prompt::Stdin,
             text => Prompt::Text(text.to_owned()),
         };
-        Ok(GenerateOptions { prompt, sampling, processors, stop, form, args: self })
+        Ok(GenerateOptions { prompt, sampling, processors, stop, form, choices, args: self })
     }
 }

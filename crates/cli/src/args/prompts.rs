@@ -10,7 +10,7 @@ use std::path::PathBuf;
 #[command(next_help_heading = "Many prompts")]
 pub(crate) struct PromptsArgs {
     /// Answer every line of a file: JSON objects with prompt, messages or token_ids, and options of their own
-    #[arg(long, value_name = "FILE.jsonl", conflicts_with_all = ["prompt", "json", "prompt_cache_file"])]
+    #[arg(long, value_name = "FILE.jsonl", conflicts_with_all = ["prompt", "json", "prompt_cache_file", "n", "best_of"])]
     pub(crate) prompts_file: Option<PathBuf>,
     /// Where the replies go, a JSON object a line; goes on where an earlier run stopped [default: standard output]
     #[arg(long, value_name = "FILE.jsonl", requires = "prompts_file")]

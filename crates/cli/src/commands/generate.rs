@@ -1,6 +1,6 @@
 //! `lmx generate`: one prompt, one reply.
 
-use super::prompts;
+use super::{choices, prompts};
 use crate::args::generate::{GenerateArgs, GenerateOptions, Prompt};
 use crate::args::values::universal_newlines;
 use crate::cached;
@@ -17,6 +17,9 @@ use std::io::{IsTerminal, Read};
 
 /// The longest prompt that is read from standard input, in bytes.
 const PROMPT_BYTES_MAX: u64 = 64 << 20;
+
+/// Replies to one prompt that are made at the same time.
+const RUNNING: usize = 32;
 
 /// Runs the command.
 pub(crate) fn run(options: &GenerateOptions) -> Result<(), End> {
@@ -35,18 +38,22 @@ pub(crate) fn run(options: &GenerateOptions) -> Result<(), End> {
     };
     let mut notices = Notices::new(args.json);
     let file = args.prompt_cache_file.as_deref().map(|path| cached::open(path, args)).transpose()?;
-    let reuse = file.as_ref().map_or(Reuse::Nothing, Reuse::File);
+    let alone = if options.choices.is_some() { Reuse::Prefixes } else { Reuse::Nothing };
+    let reuse = file.as_ref().map_or(alone, Reuse::File);
     let model = match &file {
         Some(file) => args.model.or(&file.notes().model),
         None => args.model.clone(),
     };
-    let mut session = Session::open(&model, &args.run, &args.template, reuse, 1, &mut notices)?;
+    let mut session = Session::open(&model, &args.run, &args.template, reuse, RUNNING, &mut notices)?;
     let tokens = match &file {
         Some(file) => cached::prompt_tokens(&session, file, args, &prompt, &mut notices)?,
         None => prompt_tokens(&session, args, &prompt, &mut notices)?,
     };
     session.notice_quantization_out_of_reach(tokens.len(), args.max_tokens.0, &mut notices);
     report::filters_without_effect(&options.sampling, &options.processors, &mut notices);
+    if let Some(choices) = &options.choices {
+        return choices::run(options, choices, &mut session, &tokens, model.name(), notices);
+    }
     let request = Request {
         tokens,
         cache: session.cache.take(),

@@ -2,6 +2,7 @@
 
 pub(crate) mod cache_prompt;
 pub(crate) mod chat;
+mod choices;
 pub(crate) mod completions;
 pub(crate) mod generate;
 pub(crate) mod inspect;

@@ -6,10 +6,12 @@
 //! catch up with the first. A request's result does not depend on the others, nor on how its prompt was cut.
 
 mod active;
+mod choices;
 mod event;
 mod generation;
 mod request;
 
+pub use choices::{Reply, Score, Vote, majority_vote};
 pub use event::{Event, FinishReason, Stats, Update};
 pub use generation::Generation;
 pub use request::{Request, RequestError};

@@ -23,7 +23,7 @@ mod sampler;
 pub use logprobs::{log_softmax, top_logprobs};
 pub use params::{ParamError, ProcessorParams, SamplingParams, parse_logit_bias};
 pub use processors::ProcessorChain;
-pub use random::{Key, KeyStream, random_seed};
+pub use random::{Key, KeyStream, fold_seed, random_seed};
 pub use sampler::BuiltinSampler;
 
 /// Chooses the next token.

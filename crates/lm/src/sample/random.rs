@@ -48,6 +48,14 @@ impl Key {
     }
 }
 
+/// The seed of the `index`th of several replies to one prompt: `seed` itself for the first, else a 32-bit number that
+/// is random in both.
+#[must_use]
+pub fn fold_seed(seed: u64, index: u64) -> u64 {
+    let fold = || Key::from_seed(seed).threefry((index >> 32) as u32, index as u32).0;
+    if index == 0 { seed } else { fold().into() }
+}
+
 /// The keys of a request's positions, a function of its seed.
 ///
 /// mlx-lm draws from one chain: each token replaces the state by the first half of its split, once or (with XTC) twice.
