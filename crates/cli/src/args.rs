@@ -14,6 +14,7 @@ pub(crate) mod model;
 pub(crate) mod prompts;
 pub(crate) mod refused;
 pub(crate) mod sampling;
+mod speculation;
 pub(crate) mod values;
 
 use crate::end::End;

@@ -93,6 +93,10 @@ pub(crate) fn say_statistics(outcome: &Outcome, notices: &Notices) {
         stats.generation_tokens,
         stats.generation_tps()
     ));
+    if stats.drafted_tokens > 0 {
+        let (right, all) = (stats.accepted_tokens, stats.drafted_tokens);
+        terminal::say(&format!("Drafts: {right} of {all} tokens accepted"));
+    }
     terminal::say(&format!("Peak memory: {:.3} GB", gigabytes(peak_memory())));
     terminal::say(&format!("Time to first token: {:.3} s", stats.first_token_seconds));
     terminal::say(&format!("Seed: {}", stats.seed));
@@ -109,6 +113,8 @@ pub(crate) fn json(outcome: &Outcome, model: &str, kv_format: &str, notices: &No
         "prompt_tokens": stats.prompt_tokens,
         "cached_tokens": stats.cached_tokens,
         "generation_tokens": stats.generation_tokens,
+        "drafted_tokens": stats.drafted_tokens,
+        "accepted_tokens": stats.accepted_tokens,
         "prompt_tps": stats.prompt_tps(),
         "generation_tps": stats.generation_tps(),
         "ttft_ms": stats.first_token_seconds * 1e3,

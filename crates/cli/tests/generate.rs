@@ -52,7 +52,9 @@ fn the_json_object_has_exactly_its_keys() {
     assert_eq!(
         keys,
         [
+            "accepted_tokens",
             "cached_tokens",
+            "drafted_tokens",
             "finish_reason",
             "generation_tokens",
             "generation_tps",
@@ -376,4 +378,21 @@ fn a_hub_id_in_the_local_cache() {
     assert_eq!(generate(&[]).assert_ok(), "Hello wörld!\n\n");
     assert_eq!(generate(&["--revision", commit]).assert_ok(), "Hello wörld!\n\n");
     generate(&["--revision", "v9"]).assert_error(1, &["v9", "main"]);
+}
+
+#[test]
+fn guesses_change_nothing_but_the_speed() {
+    let model = clock();
+    let words = ["--json", "--seed", "1", "-m", "60"];
+    let plain = json_of(&generate(&model, &words));
+    let guessed = json_of(&generate(&model, &[&words[..], &["--ngram-spec", "--ngram-n", "2"]].concat()));
+    assert_eq!((&guessed["text"], &guessed["token_ids"]), (&plain["text"], &plain["token_ids"]));
+    assert_eq!((&plain["drafted_tokens"], &plain["accepted_tokens"]), (&json!(0), &json!(0)));
+    assert!(guessed["accepted_tokens"].as_u64() > Some(40), "{guessed}");
+    let said = generate(&model, &["-m", "60", "--ngram-spec"]);
+    assert!(said.stderr.contains("Drafts: ") && said.stderr.contains("tokens accepted"), "{said:?}");
+
+    generate(&model, &["--num-draft-tokens", "3"]).assert_error(2, &["--num-draft-tokens", "--ngram-spec"]);
+    generate(&model, &["--ngram-n", "3"]).assert_error(2, &["--ngram-spec"]);
+    generate(&model, &["--ngram-spec", "--num-draft-tokens", "99"]).assert_error(2, &["from 1 to 64", "99"]);
 }

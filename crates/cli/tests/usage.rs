@@ -17,7 +17,6 @@ fn flags_of_mlx_lm_that_lmx_does_not_have() {
     for words in [
         &["--adapter-path", "x"][..],
         &["--draft-model", "x"],
-        &["--num-draft-tokens", "3"],
         &["--quantize-activations"],
         &["--image", "a.png", "b.png"],
     ] {

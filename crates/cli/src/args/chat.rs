@@ -4,8 +4,10 @@ use super::form::FormArgs;
 use super::model::{ModelArgs, RunArgs, TemplateArgs};
 use super::refused::RefusedByChat;
 use super::sampling::{MaxTokens, SamplingArgs, StopArgs, max_tokens};
+use super::speculation::SpeculationArgs;
 use super::values::seed;
 use crate::end::End;
+use lmx::engine::NgramSpeculation;
 use lmx::grammar::Form;
 use lmx::sample::{ProcessorParams, SamplingParams};
 
@@ -33,6 +35,8 @@ pub(crate) struct ChatArgs {
     #[command(flatten)]
     form: FormArgs,
     #[command(flatten)]
+    speculation: SpeculationArgs,
+    #[command(flatten)]
     pub(crate) run: RunArgs,
     /// Keep what is typed out of the history file
     #[arg(long)]
@@ -51,6 +55,7 @@ pub(crate) struct ChatOptions {
     pub(crate) processors: ProcessorParams,
     pub(crate) stop: Vec<String>,
     pub(crate) form: Option<Form>,
+    pub(crate) speculation: Option<NgramSpeculation>,
     pub(crate) args: Box<ChatArgs>,
 }
 
@@ -66,6 +71,7 @@ impl ChatArgs {
         let (sampling, processors) = self.sampling.params()?;
         let stop = self.stop.strings()?;
         let form = self.form.form()?;
-        Ok(ChatOptions { sampling, processors, stop, form, args: self })
+        let speculation = self.speculation.speculation()?;
+        Ok(ChatOptions { sampling, processors, stop, form, speculation, args: self })
     }
 }

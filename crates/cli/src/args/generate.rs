@@ -6,8 +6,10 @@ use super::model::{ModelArgs, RunArgs, TemplateArgs};
 use super::prompts::PromptsArgs;
 use super::refused::RefusedByGenerate;
 use super::sampling::{MaxTokens, SamplingArgs, StopArgs, max_tokens};
+use super::speculation::SpeculationArgs;
 use super::values::{boolean, expand_escapes, seed};
 use crate::end::End;
+use lmx::engine::NgramSpeculation;
 use lmx::grammar::Form;
 use lmx::sample::{ProcessorParams, SamplingParams};
 use std::path::PathBuf;
@@ -16,8 +18,7 @@ use std::path::PathBuf;
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Text goes to standard output as it is made; everything else goes to standard error.\n\
-    Flags of mlx-lm that are refused for now: --adapter-path --draft-model --image --num-draft-tokens \
-    --quantize-activations (-qa)"
+    Flags of mlx-lm that are refused for now: --adapter-path --draft-model --image --quantize-activations (-qa)"
 )]
 pub(crate) struct GenerateArgs {
     #[command(flatten)]
@@ -54,6 +55,8 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) prompts: PromptsArgs,
     #[command(flatten)]
+    speculation: SpeculationArgs,
+    #[command(flatten)]
     pub(crate) run: RunArgs,
     /// Print statistics after the text (on standard error)
     #[arg(long, help_heading = "Output", value_name = "BOOL", num_args = 0..=1, default_value = "true", default_missing_value = "true", value_parser = boolean)]
@@ -82,6 +85,7 @@ pub(crate) struct GenerateOptions {
     pub(crate) processors: ProcessorParams,
     pub(crate) stop: Vec<String>,
     pub(crate) form: Option<Form>,
+    pub(crate) speculation: Option<NgramSpeculation>,
     pub(crate) choices: Option<Choices>,
     pub(crate) args: Box<GenerateArgs>,
 }
@@ -105,12 +109,13 @@ impl GenerateArgs {
         let (sampling, processors) = self.sampling.params()?;
         let stop = self.stop.strings()?;
         let form = self.form.form()?;
+        let speculation = self.speculation.speculation()?;
         let choices = self.choices.choices()?;
         // mlx-lm expands first, then looks for the dash.
         let prompt = match expand_escapes(&self.prompt).as_str() {
             "-" => Prompt::Stdin,
             text => Prompt::Text(text.to_owned()),
         };
-        Ok(GenerateOptions { prompt, sampling, processors, stop, form, choices, args: self })
+        Ok(GenerateOptions { prompt, sampling, processors, stop, form, speculation, choices, args: self })
     }
 }

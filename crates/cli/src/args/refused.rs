@@ -15,7 +15,7 @@ fn refuse(refusals: &[Refusal]) -> Result<(), End> {
 
 const ADAPTER: &str =
     "lmx cannot apply adapters; fuse the adapter into the model first, and leave the flag out";
-const DRAFT: &str = "lmx has no speculative decoding; leave the flag out (the text is the same without it)";
+const DRAFT: &str = "lmx cannot draft with a second model; --ngram-spec guesses without one";
 const ACTIVATIONS: &str = "lmx chooses the precision of activations itself; leave the flag out";
 const IMAGE: &str = "lmx runs text models only; leave the flag out";
 
@@ -30,8 +30,6 @@ pub(crate) struct RefusedByGenerate {
     quantize_activations: bool,
     #[arg(long, hide = true, value_name = "MODEL")]
     draft_model: Option<String>,
-    #[arg(long, hide = true, value_name = "N", allow_hyphen_values = true)]
-    num_draft_tokens: Option<String>,
 }
 
 impl RefusedByGenerate {
@@ -43,7 +41,6 @@ impl RefusedByGenerate {
             ("--image", !self.image.is_empty(), IMAGE),
             ("--quantize-activations (-qa)", self.quantize_activations, ACTIVATIONS),
             ("--draft-model", self.draft_model.is_some(), DRAFT),
-            ("--num-draft-tokens", self.num_draft_tokens.is_some(), DRAFT),
         ])
     }
 }

@@ -147,6 +147,7 @@ impl Chat<'_> {
             processors: self.options.processors.clone(),
             stop: self.options.stop.clone(),
             grammar: self.grammar.clone(),
+            speculation: self.options.speculation,
             seed: Some(args.seed.wrapping_add(self.replies)),
             ..Request::default()
         };

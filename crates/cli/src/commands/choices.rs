@@ -44,6 +44,7 @@ pub(crate) fn run(
         stop: options.stop.clone(),
         grammar: grammar.clone(),
         seed: Some(seed),
+        speculation: options.speculation,
         ..Request::default()
     };
     let engine = &mut session.engine;

@@ -63,6 +63,7 @@ pub(crate) fn run(options: &GenerateOptions) -> Result<(), End> {
         stop: options.stop.clone(),
         grammar: session.grammar(options.form.as_ref())?,
         seed: args.seed,
+        speculation: options.speculation,
         ..Request::default()
     };
     let mut reply = Reply::default();

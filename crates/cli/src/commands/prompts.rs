@@ -178,6 +178,7 @@ impl Batch<'_> {
             },
             seed: line.seed.or(options.args.seed),
             grammar,
+            speculation: options.speculation,
             ignore_eos: line.ignore_eos.unwrap_or(false),
             ..Request::default()
         };

@@ -1,5 +1,6 @@
 //! A request that waits or runs: its tokens, its sampler, its text.
 
+use super::draft::Drafter;
 use super::{
     Event, FinishReason, LONG_CONTEXT, Request, RequestError, RequestId, SHORT_CONTEXT, Stats, Update,
 };
@@ -34,6 +35,7 @@ pub(super) struct Active {
     keys: KeyStream,
     processors: ProcessorChain,
     grammar: Option<Grammar>,
+    drafter: Option<Drafter>,
     /// Room for one row of log-probabilities.
     logprobs: Vec<f32>,
     top_logprobs: usize,
@@ -116,6 +118,12 @@ impl Active {
         if let Some(grammar) = request.grammar.as_ref().filter(|grammar| grammar.vocab() != vocab) {
             return Err(RequestError::GrammarVocabulary { grammar: grammar.vocab(), vocab });
         }
+        if let Some(speculation) = &request.speculation {
+            speculation.validate()?;
+            if !model.states().is_empty() {
+                return Err(RequestError::Speculation);
+            }
+        }
         let mut processors = ProcessorChain::new(&request.processors);
         for processor in request.logits_processors {
             processors.push(processor);
@@ -152,6 +160,7 @@ impl Active {
             keys: KeyStream::new(seed, splits),
             processors,
             grammar: request.grammar,
+            drafter: request.speculation.map(Drafter::new),
             logprobs: Vec::new(),
             top_logprobs: request.top_logprobs.min(vocab),
             ignore_eos: request.ignore_eos,
@@ -225,14 +234,34 @@ impl Active {
         self.state = State::Failed;
     }
 
+    /// Guesses the tokens after its last one; none that would come after the reply's end.
+    pub(super) fn draft(&mut self) -> Vec<u32> {
+        let most = self.length_max.saturating_sub(self.tokens.len() + 1);
+        let drafter = self.drafter.as_mut().filter(|_| self.tokens.len() > self.prompt_len);
+        drafter.map_or_else(Vec::new, |drafter| drafter.propose(&self.tokens, most))
+    }
+
+    /// `right` of `guessed` guesses, at least 1, were right.
+    pub(super) fn learn(&mut self, guessed: usize, right: usize) {
+        if let Some(drafter) = &mut self.drafter {
+            drafter.learn(guessed, right);
+        }
+    }
+
+    /// The last token.
+    pub(super) fn last_token(&self) -> Option<u32> {
+        self.tokens.last().copied()
+    }
+
     /// Goes on after a step in which the cache came to hold `held` tokens: draws a token from `logits` if the
-    /// sequence has caught up.
+    /// sequence has caught up, which may be the one that was guessed.
     pub(super) fn advance(
         &mut self,
         exec: &Exec,
         logits: Option<&mut [f32]>,
         held: usize,
         eos: &EosSet,
+        guess: Option<u32>,
     ) -> Option<Update> {
         let Some(logits) = logits else {
             let done = !self.wants_logits() && self.pending(held).is_empty();
@@ -250,7 +279,7 @@ impl Active {
             });
         };
         match self.draw(exec, logits) {
-            Ok(draw) => Some(Update::Token(self.emit(draw, eos))),
+            Ok(draw) => Some(Update::Token(self.emit(draw, eos, guess))),
             Err(error) => {
                 self.fail();
                 Some(Update::Failed(error))
@@ -281,8 +310,10 @@ impl Active {
         Ok(Draw { token, logprob, top: top_logprobs(&self.logprobs, self.top_logprobs) })
     }
 
-    fn emit(&mut self, draw: Draw, eos: &EosSet) -> Event {
+    fn emit(&mut self, draw: Draw, eos: &EosSet, guess: Option<u32>) -> Event {
         let Draw { token, logprob, top } = draw;
+        let from_draft = guess == Some(token);
+        self.stats.accepted_tokens += usize::from(from_draft);
         self.tokens.push(token);
         self.count_token();
         let complete = self.grammar.as_ref().is_some_and(Grammar::is_complete);
@@ -303,7 +334,7 @@ impl Active {
             self.state = State::Finished;
         }
         let stats = self.stats.clone();
-        Event { token: Some(token), text, logprob, top, from_draft: false, finish, stats }
+        Event { token: Some(token), text, logprob, top, from_draft, finish, stats }
     }
 
     fn count_token(&mut self) {

@@ -67,6 +67,10 @@ pub struct Stats {
     pub cached_tokens: usize,
     /// Tokens generated, an end-of-sequence token included.
     pub generation_tokens: usize,
+    /// Tokens that were guessed.
+    pub drafted_tokens: usize,
+    /// Guesses that were right.
+    pub accepted_tokens: usize,
     /// From submission to the first token.
     pub first_token_seconds: f64,
     /// From the first token to the last.

@@ -7,11 +7,13 @@
 
 mod active;
 mod choices;
+mod draft;
 mod event;
 mod generation;
 mod request;
 
 pub use choices::{Reply, Score, Vote, majority_vote};
+pub use draft::NgramSpeculation;
 pub use event::{Event, FinishReason, Stats, Update};
 pub use generation::Generation;
 pub use request::{Request, RequestError};
@@ -27,6 +29,7 @@ use active::Active;
 use lmx_tensor::Tensor;
 use lmx_tensor::kernels::attention::KvType;
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// The prefix cache's roots: rope scaling may depend on whether a request exceeds the model's original context.
@@ -87,10 +90,13 @@ pub struct Engine {
 struct Planned {
     /// Index into the running sequences.
     index: usize,
-    /// Tokens that it advances by.
+    /// Tokens that it advances by, guesses included.
     count: usize,
-    /// Row of the batch whose logits are sampled, if the sequence has caught up.
-    logits_row: Option<usize>,
+    /// Rows of the batch whose logits are sampled, if the sequence has caught up: that of its last token, and one for
+    /// each guess.
+    rows: Range<usize>,
+    /// The tokens that are guessed to follow its last one.
+    guesses: Vec<u32>,
 }
 
 impl Engine {
@@ -316,7 +322,9 @@ impl Engine {
             if count == 0 {
                 // All that was asked for is held already.
                 updates.extend(
-                    active.advance(self.model.device().exec(), None, held, &self.eos).map(|u| (active.id, u)),
+                    active
+                        .advance(self.model.device().exec(), None, held, &self.eos, None)
+                        .map(|update| (active.id, update)),
                 );
                 continue;
             }
@@ -331,18 +339,27 @@ impl Engine {
             if !active.generating() {
                 budget -= count;
             }
-            let tokens = &active.pending(held)[..count];
-            inputs.push(active.sequence(), held, tokens, active.long_context);
             let caught_up = count == pending && active.wants_logits();
-            plan.push(Planned { index, count, logits_row: caught_up.then(|| inputs.tokens.len() - 1) });
+            let mut guesses = if caught_up { active.draft() } else { Vec::new() };
+            guesses.truncate(self.kv.step_limit(active.sequence(), count + guesses.len()) - count);
+            // Where there is no room for guesses the sequence goes on without.
+            if !guesses.is_empty() && self.kv.reserve(active.sequence(), count + guesses.len()).is_err() {
+                guesses.clear();
+            }
+            active.stats.drafted_tokens += guesses.len();
+            let tokens = [&active.pending(held)[..count], &guesses].concat();
+            inputs.push(active.sequence(), held, &tokens, active.long_context);
+            let end = inputs.tokens.len();
+            let rows = if caught_up { end - 1 - guesses.len()..end } else { end..end };
+            plan.push(Planned { index, count: tokens.len(), rows, guesses });
         }
         (inputs, plan)
     }
 
     /// One forward pass, then samples for the sequences that have caught up.
     fn run(&mut self, inputs: &StepInputs, plan: &[Planned], updates: &mut Vec<(RequestId, Update)>) {
-        let rows: Vec<usize> = plan.iter().filter_map(|p| p.logits_row).collect();
-        let drawing = |index: usize| plan.iter().any(|p| p.index == index && p.logits_row.is_some());
+        let rows: Vec<usize> = plan.iter().flat_map(|p| p.rows.clone()).collect();
+        let drawing = |index: usize| plan.iter().any(|p| p.index == index && !p.rows.is_empty());
         let drawing = self.running.iter_mut().enumerate().filter(|&(index, _)| drawing(index));
         let grammars: Vec<&mut Grammar> = drawing.filter_map(|(_, active)| active.grammar()).collect();
         let (model, kv) = (&*self.model, &mut self.kv);
@@ -374,25 +391,47 @@ impl Engine {
         let width = logits.as_ref().map_or(1, Tensor::cols);
         let mut rows = logits.as_mut().map_or(&mut [][..], Tensor::data_mut).chunks_exact_mut(width);
         for planned in plan {
+            // Right guesses need the commit of what was drawn, everything else can be committed before.
+            if planned.guesses.is_empty() {
+                self.commit(planned, planned.count, updates);
+            }
             let active = &mut self.running[planned.index];
-            // The sequence is known and its blocks were reserved, so the commit cannot fail.
-            let held = self.kv.len(active.sequence()) + planned.count;
-            let committed = match active.prefix(held) {
-                Some(entry) => self.kv.commit_prefix(active.sequence(), planned.count, &entry),
-                None => self.kv.commit(active.sequence(), planned.count),
-            };
-            debug_assert!(committed.is_ok(), "{committed:?}");
-            let quantized = self.kv.quant(active.sequence()).and(self.options.kv_quantization);
-            active.stats.kv_quantized_from = quantized.map(KvQuantization::start);
-            if !active.generating() {
-                let total = active.prompt_total();
-                let done = held.min(total);
-                updates.push((active.id, Update::Prefill { done, total }));
+            let (exec, held) = (self.model.device().exec(), self.kv.len(active.sequence()));
+            let mut right = 0;
+            let mut rows = rows.by_ref().take(planned.rows.len());
+            loop {
+                let guess = planned.guesses.get(right).copied();
+                let update = active.advance(exec, rows.next(), held, &self.eos, guess);
+                updates.extend(update.map(|update| (active.id, update)));
+                // Only after the token that was guessed are the logits those of the reply.
+                if active.finished() || guess.is_none() || guess != active.last_token() {
+                    break;
+                }
+                right += 1;
             }
-            let row = planned.logits_row.and_then(|_| rows.next());
-            if let Some(update) = active.advance(self.model.device().exec(), row, held, &self.eos) {
-                updates.push((active.id, update));
+            rows.for_each(drop);
+            if !planned.guesses.is_empty() {
+                active.learn(planned.guesses.len(), right);
+                self.commit(planned, planned.count - planned.guesses.len() + right, updates);
             }
+        }
+    }
+
+    /// Counts `tokens` of a planned step as held.
+    fn commit(&mut self, planned: &Planned, tokens: usize, updates: &mut Vec<(RequestId, Update)>) {
+        let active = &mut self.running[planned.index];
+        let held = self.kv.len(active.sequence()) + tokens;
+        // The sequence is known and its blocks were reserved, so the commit cannot fail.
+        let committed = match active.prefix(held) {
+            Some(entry) => self.kv.commit_prefix(active.sequence(), tokens, &entry),
+            None => self.kv.commit(active.sequence(), tokens),
+        };
+        debug_assert!(committed.is_ok(), "{committed:?}");
+        let quantized = self.kv.quant(active.sequence()).and(self.options.kv_quantization);
+        active.stats.kv_quantized_from = quantized.map(KvQuantization::start);
+        if !active.generating() {
+            let total = active.prompt_total();
+            updates.push((active.id, Update::Prefill { done: held.min(total), total }));
         }
     }
 

@@ -1,5 +1,6 @@
 //! What goes into the engine.
 
+use super::NgramSpeculation;
 use crate::grammar::{Grammar, GrammarError};
 use crate::prompt_cache::PromptCache;
 use crate::sample::{LogitsProcessor, ParamError, ProcessorParams, SampleError, Sampler, SamplingParams};
@@ -28,6 +29,8 @@ pub struct Request {
     /// The form of the reply, compiled for this model's vocabulary. It acts after the logits processors, so that all
     /// log-probabilities are those among the tokens that it allows.
     pub grammar: Option<Grammar>,
+    /// Guesses of the tokens that follow; they change how fast the reply comes, never what it is.
+    pub speculation: Option<NgramSpeculation>,
     /// How many of the most likely tokens each event lists.
     pub top_logprobs: usize,
     /// Generate past end-of-sequence tokens. A reply with a grammar ends with it nevertheless.
@@ -90,6 +93,11 @@ pub enum RequestError {
     /// The logits cannot be sampled.
     #[error(transparent)]
     Sample(#[from] SampleError),
+    /// The model cannot take a guess back.
+    #[error(
+        "speculation is not possible with this model: its recurrent state cannot be taken back token by token"
+    )]
+    Speculation,
     /// The grammar cannot go on.
     #[error(transparent)]
     Grammar(#[from] GrammarError),
