@@ -15,7 +15,7 @@ pub(crate) struct SpeculationArgs {
     /// With --ngram-spec: tokens that must be the same [default: 3]
     #[arg(long, value_name = "N", requires = "ngram_spec", value_parser = positive, allow_negative_numbers = true)]
     ngram_n: Option<NonZeroUsize>,
-    /// With --ngram-spec: tokens to guess at once at most; fewer are guessed where guesses are wrong [default: 8]
+    /// With --ngram-spec: tokens to guess at once at most; fewer are guessed where guesses are wrong [default: 3]
     #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
     num_draft_tokens: Option<NonZeroUsize>,
 }

@@ -18,7 +18,7 @@ pub struct NgramSpeculation {
 
 impl Default for NgramSpeculation {
     fn default() -> Self {
-        Self { ngram: 3, draft_tokens: 8 }
+        Self { ngram: 3, draft_tokens: 3 }
     }
 }
 
