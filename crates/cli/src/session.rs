@@ -1,12 +1,12 @@
 //! A loaded model as the commands use it.
 
-use crate::args::model::{KvDtype, ModelArgs, RunArgs, TemplateArgs, refused};
+use crate::args::model::{KvDtype, ModelArgs, PrefixArgs, RunArgs, TemplateArgs, refused};
 use crate::device;
 use crate::end::End;
 use crate::env;
 use crate::progress::Progress;
 use crate::report::Notices;
-use lmx::cache::{KvQuantization, KvWindow, LayerKv, Policy, PrefixCacheOptions};
+use lmx::cache::{KvQuantization, KvWindow, LayerKv, Policy};
 use lmx::checkpoint::{Checkpoint, OpenOptions};
 use lmx::engine::{Engine, EngineOptions};
 use lmx::grammar::{Form, Grammar};
@@ -80,7 +80,7 @@ pub(crate) enum Reuse<'a> {
     /// There is one request.
     Nothing,
     /// A prompt continues from what it has in common with an earlier one.
-    Prefixes,
+    Prefixes(&'a PrefixArgs),
     /// The one request continues from a file.
     File(&'a PromptCacheFile),
 }
@@ -186,16 +186,17 @@ impl Session {
         if let Some(window) = kv_window {
             note_window(window, &layers, notices);
         }
-        // A bound on what is held is meant for all that is held.
-        let prefixes =
-            PrefixCacheOptions { keep_unseen: kv_window.is_none(), ..PrefixCacheOptions::default() };
+        let prefixes = match reuse {
+            Reuse::Prefixes(args) => Some(args),
+            _ => None,
+        };
         let options = EngineOptions {
             kv_window,
             kv_quantization,
             prefill_step_size: run.prefill_step_size.get(),
             max_running,
             kv_type,
-            prefix_cache: matches!(reuse, Reuse::Prefixes).then_some(prefixes),
+            prefix_cache: prefixes.map(|args| args.memory(kv_window.is_some())),
             kv_memory: run.kv_memory.unwrap_or_else(device::default_kv_memory),
         };
         let mut session = Self {
@@ -210,6 +211,11 @@ impl Session {
             kv_quantization,
             variables: args.chat_template_config.clone().unwrap_or_default(),
         };
+        if let Some(options) = prefixes.and_then(PrefixArgs::dir) {
+            let identity = session.identity()?;
+            let opened = session.engine.keep_prefixes_in(options, &identity);
+            opened.map_err(|error| End::Usage(format!("--prompt-cache-dir: {error}")))?;
+        }
         if let Reuse::File(file) = reuse {
             if file.notes().identity.is_some() {
                 file.check_identity(&session.identity()?).map_err(anyhow::Error::new)?;
@@ -226,6 +232,13 @@ impl Session {
     pub(crate) fn identity(&self) -> anyhow::Result<Identity> {
         let template = self.template.as_ref().ok().and_then(|template| template.source(false));
         Ok(Identity::of(&self.checkpoint, template)?)
+    }
+
+    /// Says what went wrong with the folder of `--prompt-cache-dir`.
+    pub(crate) fn note_prefix_warnings(&mut self, notices: &mut Notices) {
+        for warning in self.engine.take_prefix_warnings() {
+            notices.add(format!("--prompt-cache-dir: {warning}"));
+        }
     }
 
     /// Says so where `--kv-bits` cannot change anything: no reply of `max_tokens` to so long a prompt, or none at all,

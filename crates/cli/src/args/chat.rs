@@ -1,7 +1,7 @@
 //! `lmx chat`: its words and what they mean.
 
 use super::form::FormArgs;
-use super::model::{ModelArgs, RunArgs, TemplateArgs};
+use super::model::{ModelArgs, PrefixArgs, RunArgs, TemplateArgs};
 use super::refused::RefusedByChat;
 use super::sampling::{MaxTokens, SamplingArgs, StopArgs, max_tokens};
 use super::speculation::SpeculationArgs;
@@ -36,6 +36,8 @@ pub(crate) struct ChatArgs {
     form: FormArgs,
     #[command(flatten)]
     speculation: SpeculationArgs,
+    #[command(flatten)]
+    pub(crate) prefix: PrefixArgs,
     #[command(flatten)]
     pub(crate) run: RunArgs,
     /// Keep what is typed out of the history file

@@ -2,7 +2,7 @@
 
 use super::choices::{Choices, ChoicesArgs};
 use super::form::FormArgs;
-use super::model::{ModelArgs, RunArgs, TemplateArgs};
+use super::model::{ModelArgs, PrefixArgs, RunArgs, TemplateArgs};
 use super::prompts::PromptsArgs;
 use super::refused::RefusedByGenerate;
 use super::sampling::{MaxTokens, SamplingArgs, StopArgs, max_tokens};
@@ -57,6 +57,8 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     speculation: SpeculationArgs,
     #[command(flatten)]
+    pub(crate) prefix: PrefixArgs,
+    #[command(flatten)]
     pub(crate) run: RunArgs,
     /// Print statistics after the text (on standard error)
     #[arg(long, help_heading = "Output", value_name = "BOOL", num_args = 0..=1, default_value = "true", default_missing_value = "true", value_parser = boolean)]
@@ -105,6 +107,11 @@ impl GenerateArgs {
             return Err(End::Usage(format!(
                 "--system-prompt cannot be used with --prompt-cache-file: {why}"
             )));
+        }
+        if self.prompt_cache_file.is_some() {
+            self.prefix.check_none()?;
+        } else if self.prompts.prompts_file.is_none() {
+            self.prefix.check_single()?;
         }
         let (sampling, processors) = self.sampling.params()?;
         let stop = self.stop.strings()?;

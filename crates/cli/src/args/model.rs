@@ -2,8 +2,9 @@
 
 use super::values::{count, json_object, size};
 use crate::end::End;
-use lmx::cache::{KvQuantError, KvQuantization, KvWindow};
+use lmx::cache::{KvQuantError, KvQuantization, KvWindow, PrefixCacheOptions, PrefixDirOptions};
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 
 /// The model of mlx-lm's commands where none is named.
 pub(crate) const DEFAULT_MODEL: &str = "mlx-community/Llama-3.2-3B-Instruct-4bit";
@@ -80,6 +81,77 @@ impl RunArgs {
                 "--max-kv-size {size} is too small: it must be above --kv-keep, which is {keep}"
             ))
         })
+    }
+}
+
+/// What is kept for prompts that begin like earlier ones.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Prompts that begin alike")]
+pub(crate) struct PrefixArgs {
+    /// Segments of earlier texts to keep in memory at most [default: as many as there is room for]
+    #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
+    prompt_cache_size: Option<NonZeroUsize>,
+    /// Bytes of earlier texts to keep in memory at most, like 500MB or 2G [default: what --kv-memory leaves]
+    #[arg(long, value_name = "SIZE", value_parser = size, allow_negative_numbers = true)]
+    prompt_cache_bytes: Option<usize>,
+    /// Keep earlier texts in a folder too, for later runs
+    #[arg(long, value_name = "DIR")]
+    prompt_cache_dir: Option<PathBuf>,
+    /// With --prompt-cache-dir: bytes that the folder may hold, of all models together [default: 10GB]
+    #[arg(long, value_name = "SIZE", value_parser = size, allow_negative_numbers = true, requires = "prompt_cache_dir")]
+    prompt_cache_dir_bytes: Option<usize>,
+}
+
+impl PrefixArgs {
+    /// What may be kept in memory. With a bound on what is held (`bounded`) it is meant for all that is held.
+    pub(crate) fn memory(&self, bounded: bool) -> PrefixCacheOptions {
+        PrefixCacheOptions {
+            segments_max: self.prompt_cache_size.map_or(usize::MAX, NonZeroUsize::get),
+            bytes_max: self.prompt_cache_bytes.unwrap_or(usize::MAX),
+            keep_unseen: !bounded,
+        }
+    }
+
+    /// The folder, if there is to be one.
+    pub(crate) fn dir(&self) -> Option<PrefixDirOptions> {
+        let options = PrefixDirOptions::new(self.prompt_cache_dir.as_ref()?);
+        let bytes_max = self.prompt_cache_dir_bytes.map_or(options.bytes_max, |bytes| bytes as u64);
+        Some(PrefixDirOptions { bytes_max, ..options })
+    }
+
+    /// For a single prompt, which there is no earlier one to: what is kept in memory is of use only with a folder.
+    ///
+    /// # Errors
+    /// [`End::Usage`] naming the flag that would change nothing.
+    pub(crate) fn check_single(&self) -> Result<(), End> {
+        let flags = [
+            ("--prompt-cache-size", self.prompt_cache_size.is_some()),
+            ("--prompt-cache-bytes", self.prompt_cache_bytes.is_some()),
+        ];
+        match flags.iter().find(|(_, given)| *given && self.prompt_cache_dir.is_none()) {
+            Some((flag, _)) => Err(End::Usage(format!(
+                "{flag} needs --prompts-file or --prompt-cache-dir: a single prompt has no earlier one to begin like"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// For a prompt that goes on from a file.
+    ///
+    /// # Errors
+    /// [`End::Usage`] naming the first flag that was given.
+    pub(crate) fn check_none(&self) -> Result<(), End> {
+        let flags = [
+            ("--prompt-cache-size", self.prompt_cache_size.is_some()),
+            ("--prompt-cache-bytes", self.prompt_cache_bytes.is_some()),
+            ("--prompt-cache-dir", self.prompt_cache_dir.is_some()),
+        ];
+        match flags.iter().find(|(_, given)| *given) {
+            Some((flag, _)) => Err(End::Usage(format!(
+                "{flag} cannot be used with --prompt-cache-file: the prompt goes on from the file alone"
+            ))),
+            None => Ok(()),
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::generate::read_prompt;
 use crate::args::cache_prompt::CachePromptArgs;
+use crate::args::model::PrefixArgs;
 use crate::chat::conversation::message;
 use crate::end::End;
 use crate::report::{self, Notices};
@@ -21,7 +22,9 @@ pub(crate) fn run(args: &CachePromptArgs) -> Result<(), End> {
     };
     let mut notices = Notices::new(false);
     let (model, template) = (args.model_args(), args.template_args());
-    let mut session = Session::open(&model, &args.run, &template, Reuse::Prefixes, 1, &mut notices)?;
+    let prefixes = PrefixArgs::default();
+    let mut session =
+        Session::open(&model, &args.run, &template, Reuse::Prefixes(&prefixes), 1, &mut notices)?;
     let messages = vec![message("user", &prompt)];
     let tokens = match &session.template {
         // The text ends where the user's does, so that it can go on.

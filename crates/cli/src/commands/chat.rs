@@ -24,7 +24,14 @@ use std::path::Path;
 pub(crate) fn run(options: &ChatOptions) -> Result<(), End> {
     let args = &options.args;
     let mut notices = Notices::new(false);
-    let session = Session::open(&args.model, &args.run, &args.template, Reuse::Prefixes, 1, &mut notices)?;
+    let session = Session::open(
+        &args.model,
+        &args.run,
+        &args.template,
+        Reuse::Prefixes(&args.prefix),
+        1,
+        &mut notices,
+    )?;
     if let Err(error) = &session.template {
         let help = "a model without a chat template chats with --use-default-chat-template";
         return Err(End::Failed(anyhow!("{error} ({help})")));
@@ -79,7 +86,11 @@ impl Chat<'_> {
                 Line::Text(text) => match words::command(&text) {
                     Ok(Some(Command::Quit)) => return Ok(()),
                     Ok(Some(command)) => self.obey(&command),
-                    Ok(None) => self.turn(&text),
+                    Ok(None) => {
+                        let turn = self.turn(&text);
+                        self.session.note_prefix_warnings(&mut self.notices);
+                        turn
+                    }
                     Err(wrong) => Err(End::Failed(anyhow!(wrong))),
                 },
             };

@@ -38,8 +38,11 @@ pub(crate) fn run(options: &GenerateOptions) -> Result<(), End> {
     };
     let mut notices = Notices::new(args.json);
     let file = args.prompt_cache_file.as_deref().map(|path| cached::open(path, args)).transpose()?;
-    let alone = if options.choices.is_some() { Reuse::Prefixes } else { Reuse::Nothing };
-    let reuse = file.as_ref().map_or(alone, Reuse::File);
+    let reuse = match &file {
+        Some(file) => Reuse::File(file),
+        None if args.prefix.dir().is_some() || options.choices.is_some() => Reuse::Prefixes(&args.prefix),
+        None => Reuse::Nothing,
+    };
     let model = match &file {
         Some(file) => args.model.or(&file.notes().model),
         None => args.model.clone(),
@@ -71,6 +74,7 @@ pub(crate) fn run(options: &GenerateOptions) -> Result<(), End> {
         if args.json { Ok(()) } else { reply.push(text) }
     })?;
     reply.finish()?;
+    session.note_prefix_warnings(&mut notices);
     if outcome.finish.is_none() {
         return Err(End::Interrupted);
     }

@@ -31,8 +31,14 @@ pub(crate) fn run(options: &GenerateOptions, path: &Path) -> Result<(), End> {
     let output = open_output(args, path)?;
     let mut notices = Notices::new(false);
     let concurrency = args.prompts.concurrency();
-    let session =
-        Session::open(&args.model, &args.run, &args.template, Reuse::Prefixes, concurrency, &mut notices)?;
+    let session = Session::open(
+        &args.model,
+        &args.run,
+        &args.template,
+        Reuse::Prefixes(&args.prefix),
+        concurrency,
+        &mut notices,
+    )?;
     report::filters_without_effect(&options.sampling, &options.processors, &mut notices);
     if output.written() > 0 {
         notices.add(format!("{} of {total} replies are there already", output.written()));
@@ -44,6 +50,7 @@ pub(crate) fn run(options: &GenerateOptions, path: &Path) -> Result<(), End> {
     let begin = output.written();
     let mut batch = Batch {
         options,
+        notices,
         session,
         grammars: None,
         lines,
@@ -80,6 +87,8 @@ fn open_output(args: &GenerateArgs, path: &Path) -> anyhow::Result<Output> {
 struct Batch<'a> {
     options: &'a GenerateOptions,
     session: Session,
+    /// Of the run as a whole.
+    notices: Notices,
     /// Made when the first line asks for a form.
     grammars: Option<Grammars>,
     lines: Lines,
@@ -116,6 +125,7 @@ impl Batch<'_> {
             for (id, update) in self.session.engine.step() {
                 self.take(id, update)?;
             }
+            self.session.note_prefix_warnings(&mut self.notices);
             progress.set(self.output.written() as u64, total as u64);
         }
     }

@@ -78,16 +78,26 @@ impl Block {
         Some(Self { data: AlignedBytes::zeroed(bytes), reserved, quantized: Mutex::default() })
     }
 
+    /// A block of what another one held; `None` if the budget does not allow it.
+    pub(super) fn of(bytes: &[u8], budget: &Arc<BlockBudget>) -> Option<Self> {
+        let mut block = Self::new(bytes.len(), budget)?;
+        block.data.copy_from_slice(bytes);
+        Some(block)
+    }
+
     /// Bytes that it takes.
     pub(super) fn bytes(&self) -> usize {
         self.data.len()
     }
 
+    /// All that it holds.
+    pub(super) fn data(&self) -> &[u8] {
+        &self.data
+    }
+
     /// A copy, counted like any other block.
     pub(super) fn copy(&self) -> Option<Self> {
-        let mut copy = Self::new(self.data.len(), &self.reserved.budget)?;
-        copy.data.copy_from_slice(&self.data);
-        Some(copy)
+        Self::of(&self.data, &self.reserved.budget)
     }
 
     /// The block of codes that another sequence has made of this one.

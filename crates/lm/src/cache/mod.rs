@@ -10,12 +10,13 @@
 //!
 //! A sequence knows exactly how many tokens it holds; [`KvStore::trim`] removes exactly as many as asked for, or
 //! says which position it can return to. What sequences leave behind, others that begin like them take over
-//! ([`KvStore::with_prefixes`]).
+//! ([`KvStore::with_prefixes`]), in a later process too ([`KvStore::keep_prefixes_in`]).
 //!
 //! From a position on that the user sets a sequence's blocks hold small integers in place of floats, under any policy.
 
 mod block;
 mod census;
+mod disk;
 mod prefix;
 mod quantize;
 mod sharing;
@@ -26,6 +27,7 @@ mod transfer;
 
 pub use block::{BLOCK, BlockBudget};
 pub use census::{Census, GroupCensus};
+pub use disk::{PrefixDirError, PrefixDirOptions, PrefixDirWarning};
 pub use prefix::{KindStats, PrefixCacheOptions, PrefixStats, PrefixTokens, SegmentKind};
 pub use quantize::{KvQuantError, KvQuantization};
 pub use spec::{KvSpec, KvWindow, LayerGroup, LayerKv, Policy};

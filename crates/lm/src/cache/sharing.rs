@@ -9,7 +9,7 @@ use lmx_tensor::kernels::attention::KvQuant;
 use std::sync::Arc;
 
 /// Set in the roots of blocks that are quantized.
-const QUANTIZED: u64 = 1 << 63;
+pub(super) const QUANTIZED: u64 = 1 << 63;
 
 impl KvStore {
     /// The same store, which keeps what sequences leave behind, as far as `options` and the budget allow.
@@ -25,7 +25,7 @@ impl KvStore {
         self.prefixes.as_ref().map(PrefixCache::stats).unwrap_or_default()
     }
 
-    /// Forgets all stored prefixes.
+    /// Forgets all stored prefixes, but not those in a folder.
     pub fn clear_prefixes(&mut self) {
         self.prefixes.iter_mut().for_each(PrefixCache::clear);
     }
@@ -50,9 +50,11 @@ impl KvStore {
         self.drop_unseen(id)
     }
 
-    /// Ends a sequence: what it holds, a partial last block included, is stored as a prefix.
+    /// Ends a sequence: what it holds, a partial last block included, is stored as a prefix, in the folder too if there
+    /// is one.
     pub fn leave_prefix(&mut self, id: SequenceId, entry: &PrefixTokens<'_>) {
         self.store_prefix(id, entry, true);
+        self.write_prefix(id, entry);
         self.remove(id);
     }
 
@@ -89,7 +91,12 @@ impl KvStore {
     }
 
     /// What is stored quantized counts from where quantization starts, floats count up to there.
-    fn find_prefix(&self, root: u64, tokens: &[u32], limit: usize) -> Option<(Option<KvQuant>, Found)> {
+    pub(super) fn find_prefix(
+        &self,
+        root: u64,
+        tokens: &[u32],
+        limit: usize,
+    ) -> Option<(Option<KvQuant>, Found)> {
         let (prefixes, spec) = (self.prefixes.as_ref()?, &self.spec);
         let find = |root, limit| prefixes.find(root, tokens, limit, &spec.groups, !spec.states.is_empty());
         let Some(how) = spec.quantization else { return find(root, limit).map(|found| (None, found)) };

@@ -44,6 +44,21 @@ pub(super) struct State {
 }
 
 impl State {
+    /// A state of what another one held, little-endian; `None` if the budget does not allow it.
+    pub(super) fn of(bytes: &[u8], budget: &Arc<BlockBudget>) -> Option<Self> {
+        let reserved = Reserved::new(bytes.len(), budget)?;
+        let (words, _) = bytes.as_chunks::<4>();
+        Some(Self {
+            values: words.iter().map(|&word| f32::from_le_bytes(word)).collect(),
+            _reserved: reserved,
+        })
+    }
+
+    /// All slots.
+    pub(super) fn values(&self) -> &[f32] {
+        &self.values
+    }
+
     /// Bytes that it takes.
     pub(super) fn bytes(&self) -> usize {
         self.values.len() * size_of::<f32>()

@@ -1,6 +1,7 @@
 //! The store of all sequences' blocks.
 
 use super::block::{BLOCK, Block, BlockBudget};
+use super::disk::PrefixDir;
 use super::prefix::{PrefixCache, Tables};
 use super::quantize::{KvQuantization, quantize_blocks};
 use super::spec::{KvSpec, Policy};
@@ -128,6 +129,8 @@ pub struct KvStore {
     next_id: u64,
     /// What sequences left for others that begin like them, if that is asked for.
     pub(super) prefixes: Option<PrefixCache>,
+    /// Where they outlive the store, if that is asked for; only with `prefixes`.
+    pub(super) prefix_dir: Option<PrefixDir>,
 }
 
 impl KvStore {
@@ -140,7 +143,7 @@ impl KvStore {
     /// An empty store whose blocks are counted against a budget that others may share.
     #[must_use]
     pub fn with_budget(spec: KvSpec, budget: Arc<BlockBudget>) -> Self {
-        Self { spec, budget, sequences: Vec::new(), next_id: 0, prefixes: None }
+        Self { spec, budget, sequences: Vec::new(), next_id: 0, prefixes: None, prefix_dir: None }
     }
 
     /// The layer groups.

@@ -19,11 +19,12 @@ pub use generation::Generation;
 pub use request::{Request, RequestError};
 
 use crate::cache::{
-    KvError, KvQuantError, KvQuantization, KvStore, KvWindow, PrefixCacheOptions, PrefixStats,
+    KvError, KvQuantError, KvQuantization, KvStore, KvWindow, PrefixCacheOptions, PrefixDirError,
+    PrefixDirOptions, PrefixDirWarning, PrefixStats,
 };
 use crate::grammar::{Grammar, GrammarError, Grammars};
 use crate::models::{Model, StepInputs};
-use crate::prompt_cache::{PromptCache, PromptCacheError, PromptCacheFile};
+use crate::prompt_cache::{Identity, PromptCache, PromptCacheError, PromptCacheFile};
 use crate::text::{EosSet, Tokenizer};
 use active::Active;
 use lmx_tensor::Tensor;
@@ -160,14 +161,33 @@ impl Engine {
         self.kv.prefix_stats()
     }
 
-    /// How many of a prompt's tokens a request would find in the prefix cache.
+    /// Keeps what requests leave in a folder too, where later processes find it; `identity` says of which model. Without
+    /// [`EngineOptions::prefix_cache`] there is one from now on, of the default limits.
+    ///
+    /// # Errors
+    /// [`PrefixDirError`] if the folder cannot be used.
+    pub fn keep_prefixes_in(
+        &mut self,
+        options: PrefixDirOptions,
+        identity: &Identity,
+    ) -> Result<(), PrefixDirError> {
+        self.kv.keep_prefixes_in(options, &identity.of_values())
+    }
+
+    /// What went wrong with the folder of [`Engine::keep_prefixes_in`] since this was last asked. Requests go on as if
+    /// the folder were empty.
+    pub fn take_prefix_warnings(&mut self) -> Vec<PrefixDirWarning> {
+        self.kv.take_prefix_warnings()
+    }
+
+    /// How many of a prompt's tokens a request would find in the prefix cache, its folder aside.
     #[must_use]
     pub fn cached_tokens(&self, prompt: &[u32]) -> usize {
         let stored = |root| self.kv.stored_prefix(root, prompt, prompt.len());
         stored(SHORT_CONTEXT).max(stored(LONG_CONTEXT))
     }
 
-    /// Forgets what requests left for others.
+    /// Forgets what requests left for others, except in a folder.
     pub fn clear_prefixes(&mut self) {
         self.kv.clear_prefixes();
     }
@@ -294,8 +314,11 @@ impl Engine {
             let Some(mut active) = self.waiting.pop_front() else { return };
             // The last prompt token is run again where its logits are needed.
             let limit = active.prompt().len() - usize::from(active.wants_logits());
-            let root = active.prefix(0).filter(|_| !active.has_begun()).map(|prefix| prefix.root);
-            let found = root.and_then(|root| self.kv.add_prefix(root, active.prompt(), limit));
+            let prompt = active.prefix(active.prompt().len()).filter(|_| !active.has_begun());
+            let found = prompt.and_then(|prompt| {
+                self.kv.load_prefix(&prompt, limit);
+                self.kv.add_prefix(prompt.root, prompt.tokens, limit)
+            });
             if let Some((sequence, cached)) = found {
                 self.kv.remove(active.sequence());
                 active.start(sequence, cached);

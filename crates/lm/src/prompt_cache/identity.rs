@@ -69,6 +69,11 @@ impl Identity {
         Ok(Some(Self(entries)))
     }
 
+    /// What decides keys and values, given the tokens.
+    pub(crate) fn of_values(&self) -> [&str; 3] {
+        ["lmx_config", "lmx_tensors", "lmx_adapter"].map(|key| self.0.get(key).map_or("", String::as_str))
+    }
+
     pub(super) fn entries(&self) -> impl Iterator<Item = (String, String)> {
         self.0.iter().map(|(key, value)| (key.clone(), value.clone()))
     }

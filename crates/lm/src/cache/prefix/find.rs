@@ -1,6 +1,6 @@
 //! Looking for the longest prefix.
 
-use super::{BLOCK, BlockStates, PrefixCache, SegmentId, Tables, common, reusable};
+use super::{BLOCK, BlockStates, PrefixCache, SegmentId, Tables, common, continuable};
 use crate::cache::spec::LayerGroup;
 
 /// What the tree has of a prompt.
@@ -16,6 +16,21 @@ pub(in crate::cache) struct Found {
     path: Vec<SegmentId>,
 }
 
+/// What the tree has along a prompt.
+#[derive(Debug)]
+pub(in crate::cache) struct Along {
+    /// Its segments.
+    path: Vec<SegmentId>,
+    /// Its blocks: a segment, and which one of it.
+    blocks: Vec<(SegmentId, usize)>,
+    /// What they hold, for each group; of the last one perhaps only the first tokens agree.
+    pub(in crate::cache) tables: Tables,
+    /// The recurrent states after them, as far as they are stored.
+    pub(in crate::cache) states: BlockStates,
+    /// How many tokens agree.
+    pub(in crate::cache) agreeing: usize,
+}
+
 impl PrefixCache {
     /// The longest prefix of `tokens` up to `limit` from which every group can go on, within a root; with recurrent
     /// state (`stateful`) the longest after which that is stored. A block of which only the first tokens agree is found
@@ -28,29 +43,12 @@ impl PrefixCache {
         groups: &[LayerGroup],
         stateful: bool,
     ) -> Option<Found> {
-        let (path, blocks, agreeing) = self.walk(root, tokens);
-        let mut tables: Tables = vec![Vec::with_capacity(blocks.len()); groups.len()];
-        let mut states = BlockStates::new();
-        for &(segment, index) in &blocks {
-            states.push(self.get(segment).and_then(|s| s.states.get(index)?.clone()));
-            for (group, table) in tables.iter_mut().enumerate() {
-                let block = self.get(segment).and_then(|s| s.groups.get(group)?.get(index)?.clone());
-                table.push(block);
-            }
-        }
-        let mut len = agreeing.min(limit);
-        loop {
-            if stateful {
-                let stored = states.iter().take(len / BLOCK).rposition(Option::is_some);
-                len = stored.map_or(0, |block| (block + 1) * BLOCK);
-            }
-            let each = groups.iter().zip(&tables).map(|(group, table)| reusable(group, table, len));
-            // What suits one group may not suit another.
-            match each.min().unwrap_or(len) {
-                0 => return None,
-                least if least == len => break,
-                least => len = least,
-            }
+        let Along { path, blocks, mut tables, states, agreeing } = self.along(root, tokens, groups.len());
+        let held = |group: usize, block: usize| matches!(tables[group].get(block), Some(Some(_)));
+        let state = |block: usize| matches!(states.get(block), Some(Some(_)));
+        let len = continuable(groups, agreeing.min(limit), &held, stateful.then_some(&state));
+        if len == 0 {
+            return None;
         }
         for (group, table) in groups.iter().zip(&mut tables) {
             table.truncate(len.div_ceil(BLOCK));
@@ -59,6 +57,21 @@ impl PrefixCache {
         let last = blocks.get(len.div_ceil(BLOCK) - 1).map(|&(segment, _)| segment);
         let depth = path.iter().position(|&id| Some(id) == last).map_or(0, |index| index + 1);
         Some(Found { len, tables, states, path: path[..depth].to_vec() })
+    }
+
+    /// What is stored along `tokens`, for `groups` layer groups.
+    pub(in crate::cache) fn along(&self, root: u64, tokens: &[u32], groups: usize) -> Along {
+        let (path, blocks, agreeing) = self.walk(root, tokens);
+        let mut tables: Tables = vec![Vec::with_capacity(blocks.len()); groups];
+        let mut states = BlockStates::new();
+        for &(segment, index) in &blocks {
+            states.push(self.get(segment).and_then(|s| s.states.get(index)?.clone()));
+            for (group, table) in tables.iter_mut().enumerate() {
+                let block = self.get(segment).and_then(|s| s.groups.get(group)?.get(index)?.clone());
+                table.push(block);
+            }
+        }
+        Along { path, blocks, tables, states, agreeing }
     }
 
     /// Counts a lookup, and marks what was found as used.

@@ -16,7 +16,7 @@ mod tests;
 use super::block::{BLOCK, Block};
 use super::spec::LayerGroup;
 use super::state::State;
-pub(super) use find::Found;
+pub(super) use find::{Along, Found};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -102,6 +102,10 @@ pub struct PrefixStats {
     pub tokens_reused: u64,
     /// Segments that were dropped to make room.
     pub evictions: u64,
+    /// Sequences for which more was found in the folder than here.
+    pub dir_hits: u64,
+    /// The tokens that the folder had more, in all.
+    pub dir_tokens: u64,
 }
 
 impl PrefixStats {
@@ -230,6 +234,12 @@ impl PrefixCache {
 
     pub(super) fn options(&self) -> PrefixCacheOptions {
         self.options
+    }
+
+    /// Counts a prompt of which a folder had so many tokens more.
+    pub(super) fn count_dir_hit(&mut self, tokens: usize) {
+        self.stats.dir_hits += 1;
+        self.stats.dir_tokens += tokens as u64;
     }
 
     /// Stores what is held of `entry`: the whole blocks, and with `tail` a partial last one too. What is
@@ -445,12 +455,33 @@ fn common(a: &[u32], b: &[u32]) -> (usize, bool) {
     (agreeing, agreeing == length)
 }
 
-/// The largest position up to `at` from which a sequence can go on, as far as this group is concerned: `table`
-/// holds every block that the query there sees.
-fn reusable(group: &LayerGroup, table: &[Option<Arc<Block>>], at: usize) -> usize {
+/// The greatest length up to `at` from which every group can go on, given which blocks of which group are `held`; with
+/// recurrent state the greatest after which that is held, given after which blocks (`state`). 0 if there is none.
+pub(super) fn continuable(
+    groups: &[LayerGroup],
+    at: usize,
+    held: &dyn Fn(usize, usize) -> bool,
+    state: Option<&dyn Fn(usize) -> bool>,
+) -> usize {
+    let mut len = at;
+    loop {
+        if let Some(state) = state {
+            len = (0..len / BLOCK).rfind(|&block| state(block)).map_or(0, |block| (block + 1) * BLOCK);
+        }
+        let each = groups.iter().enumerate().map(|(index, group)| reusable(group, &|b| held(index, b), len));
+        // What suits one group may not suit another.
+        match each.min().unwrap_or(len) {
+            least if least == len || least == 0 => return least,
+            least => len = least,
+        }
+    }
+}
+
+/// The largest position up to `at` from which a sequence can go on, as far as this group is concerned: every block is
+/// `held` that the query there sees.
+fn reusable(group: &LayerGroup, held: &dyn Fn(usize) -> bool, at: usize) -> usize {
     let unseen = group.policy.unseen_blocks(at);
-    let seen = (0..at.div_ceil(BLOCK)).rev().filter(|index| !unseen.contains(index));
-    let lacking = seen.into_iter().find(|&index| table.get(index).is_none_or(Option::is_none));
+    let mut seen = (0..at.div_ceil(BLOCK)).rev().filter(|index| !unseen.contains(index));
     // Every later position up to `at` sees that block too.
-    lacking.map_or(at, |index| index * BLOCK)
+    seen.find(|&index| !held(index)).map_or(at, |index| index * BLOCK)
 }
