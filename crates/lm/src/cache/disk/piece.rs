@@ -247,8 +247,15 @@ mod tests {
         ];
         for other in others {
             assert!(own.decode(&file(&other, &[1; BLOCK], &[9; 16]), 16).is_err());
-            assert_ne!(own.name(), Piece { owner: own.owner, ..other }.name().replace("-0.1", "-0.9"));
         }
+        let elsewhere = Owner::of(&["ab"]);
+        let names = [
+            own.name(),
+            piece(Part::Block(1)).name(),
+            Piece { chain: Chain::new(own.owner, 7), ..own }.name(),
+            Piece { chain: Chain::new(elsewhere, 7).then(&[1; BLOCK]), ..own }.name(),
+        ];
+        assert!((1..names.len()).all(|i| !names[..i].contains(&names[i])), "{names:?}");
         assert!(own.decode(&file(&own, &[1; 3], &[9; 16]), 16).is_err(), "too few tokens");
         assert!(own.decode(&file(&own, &[1; BLOCK], &[9; 16]), 12).is_err(), "other data");
     }
