@@ -4,6 +4,7 @@
 //! sees, never on how the queries were chunked or batched or on the number of threads. See docs/decisions/0002.
 
 mod blocks;
+mod codes;
 mod dequantize;
 mod kv;
 mod quantized;
@@ -15,6 +16,7 @@ mod visible;
 mod weigh;
 mod weight;
 
+pub use codes::{KvCodes, read_codes, write_codes};
 pub use kv::{KvShape, KvType, read_kv, write_kv};
 pub use quantized::{KvQuant, quantize_slab, write_quantized};
 pub use visible::Window;

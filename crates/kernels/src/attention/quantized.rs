@@ -82,15 +82,21 @@ impl KvQuant {
     /// The definition of what a code stands for: scale * code + bias, rounded once.
     #[inline(always)]
     fn value_at(self, shape: &KvShape, data: &[u8], index: usize, d: usize, t: usize) -> f32 {
-        let (byte, shift) = (index * self.bits / 8, index * self.bits % 8);
-        // The byte after the last code is one of the scales.
-        let two = u32::from(data[byte]) | u32::from(data[byte + 1]) << 8;
-        let code = (two >> shift) & ((1 << self.bits) - 1);
         let factor = |which| {
             let at = self.factor_at(shape, which, d / self.group);
             shape.ty.element(&data[at..], t)
         };
-        (code as f32).mul_add(factor(0), factor(1))
+        f32::from(self.code(data, index)).mul_add(factor(0), factor(1))
+    }
+
+    /// Code `index` of a stream.
+    #[inline(always)]
+    pub(super) fn code(self, stream: &[u8], index: usize) -> u8 {
+        let (byte, shift) = (index * self.bits / 8, index * self.bits % 8);
+        // The last code ends with its byte.
+        let next = stream.get(byte + 1).copied().unwrap_or(0);
+        let two = u16::from(stream[byte]) | u16::from(next) << 8;
+        (two >> shift) as u8 & ((1_u16 << self.bits) - 1) as u8
     }
 }
 
@@ -239,7 +245,7 @@ fn range(values: &[f32]) -> (f32, f32) {
 
 /// Puts one code into each row of 32 of them, at `slot`.
 #[inline(always)]
-fn put_column<'a>(rows: impl Iterator<Item = (&'a mut [u8], &'a u8)>, bits: usize, slot: usize) {
+pub(super) fn put_column<'a>(rows: impl Iterator<Item = (&'a mut [u8], &'a u8)>, bits: usize, slot: usize) {
     let (byte, shift) = (slot * bits / 8, slot * bits % 8);
     let mask = ((1_u16 << bits) - 1) << shift;
     let [low, high] = mask.to_le_bytes();
@@ -254,7 +260,7 @@ fn put_column<'a>(rows: impl Iterator<Item = (&'a mut [u8], &'a u8)>, bits: usiz
 
 /// Puts codes one after the other, eight at a time: they fill `bits` bytes.
 #[inline(always)]
-fn put_row(to: &mut [u8], bits: usize, codes: &[u8]) {
+pub(super) fn put_row(to: &mut [u8], bits: usize, codes: &[u8]) {
     for (to, codes) in to.chunks_exact_mut(bits).zip(codes.as_chunks::<8>().0) {
         let word = codes.iter().rev().fold(0_u64, |word, &code| word << bits | u64::from(code));
         to.copy_from_slice(&word.to_le_bytes()[..bits]);
