@@ -13,6 +13,13 @@ pub fn run(data: &[u8]) -> bool {
     let Ok(file) = PromptCacheFile::parse(Path::new("case"), &Bytes::from(data.to_vec())) else {
         return false;
     };
+    if let Some(how) = file.quantization() {
+        let layer = LayerKv { kv_heads: 1, head_dim: 32, policy: Policy::Full };
+        let Ok(spec) = KvSpec::new(&[layer], file.kv_type()).quantized(how) else { return true };
+        if let Ok(mut cache) = file.load(&spec, &BlockBudget::new(1 << 20)) {
+            let _ = (cache.can_trim(1), cache.trim(1), cache.to_string(), cache.fork().is_ok());
+        }
+    }
     let window = KvWindow::new(4, 1).map_or(Policy::Full, Policy::Window);
     for policy in [Policy::Full, window] {
         let layer = LayerKv { kv_heads: 1, head_dim: 2, policy };

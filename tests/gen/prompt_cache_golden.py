@@ -17,8 +17,17 @@ INTO = Path("tests/golden/prompt_cache")
 PROMPT = [position * 37 % 61 for position in range(70)]
 TAIL = [5, 17, 3]
 GENERATED = 20
-# Positions seen and kept; None for the model's own caches.
-CASES = {"plain": ("llama-f32", None), "rotating": ("llama-f32", (40, 4)), "mixed": ("gemma3-f32", None)}
+# Positions seen and kept, or None for the model's own caches; and the bits of a quantized one.
+CASES = {
+    "plain": ("llama-f32", None, None),
+    "rotating": ("llama-f32", (40, 4), None),
+    "mixed": ("gemma3-f32", None, None),
+    "bits8": ("llama-traditional-f32", None, 8),
+    "bits4": ("llama-traditional-f32", None, 4),
+    # Codes that cross bytes and words.
+    "bits5": ("llama-traditional-f32", None, 5),
+}
+GROUP = 32
 
 
 def load(name):
@@ -41,7 +50,9 @@ def greedy(model, cache):
     return tokens
 
 
-def new_cache(model, bound):
+def new_cache(model, bound, bits):
+    if bits is not None:
+        return [layer.to_quantized(group_size=GROUP, bits=bits) for layer in make_prompt_cache(model)]
     if bound is None:
         return make_prompt_cache(model)
     return [RotatingKVCache(max_size=bound[0], keep=bound[1]) for _ in model.layers]
@@ -50,9 +61,9 @@ def new_cache(model, bound):
 def main():
     INTO.mkdir(parents=True, exist_ok=True)
     expected = {"prompt": PROMPT, "tail": TAIL, "cases": {}}
-    for case, (name, bound) in CASES.items():
+    for case, (name, bound, bits) in CASES.items():
         model = load(name)
-        cache = new_cache(model, bound)
+        cache = new_cache(model, bound, bits)
         for token in PROMPT:
             advance(model, cache, token)
         metadata = {"model": name, "tokenizer_config": "{}"}
@@ -60,13 +71,15 @@ def main():
         expected["cases"][case] = {
             "model": name,
             "bound": bound,
+            "bits": bits,
             "mlx": greedy(model, load_prompt_cache(str(INTO / f"mlx-{case}.safetensors"))),
         }
         by_lmx = INTO / f"lmx-{case}.safetensors"
         if by_lmx.exists():
             cache, metadata = load_prompt_cache(str(by_lmx), return_metadata=True)
             assert metadata["model"] == name, metadata
-            assert [type(c).__name__ for c in cache] == [type(c).__name__ for c in new_cache(model, bound)]
+            assert [type(c).__name__ for c in cache] == [type(c).__name__ for c in new_cache(model, bound, bits)]
+            assert bits is None or {(c.bits, c.group_size) for c in cache} == {(bits, GROUP)}
             expected["cases"][case]["lmx"] = greedy(model, cache)
     (INTO / "expected.json").write_text(json.dumps(expected) + "\n")
 

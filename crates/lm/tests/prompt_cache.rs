@@ -5,7 +5,7 @@
 mod golden_cases;
 
 use golden_cases::Case;
-use lmx::cache::{BLOCK, BlockBudget, KvError, KvSpec, KvWindow};
+use lmx::cache::{BLOCK, BlockBudget, KvError, KvQuantization, KvSpec, KvWindow};
 use lmx::checkpoint::{Checkpoint, OpenOptions};
 use lmx::engine::{Engine, EngineOptions, Request};
 use lmx::models::{Decoder, Model, kv_spec};
@@ -44,11 +44,10 @@ fn window(bound: &Value) -> Option<KvWindow> {
     bound.map(|(size, keep)| KvWindow::new(size, keep).unwrap())
 }
 
-fn engine(case: &str, window: Option<KvWindow>, kv_type: KvType) -> Engine {
+fn engine(case: &str, options: EngineOptions) -> Engine {
     // Any tokenizer will do: the model's text means nothing.
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/text/byte_level");
     let tokenizer = Arc::new(Tokenizer::from_folder(&folder).unwrap());
-    let options = EngineOptions { kv_window: window, kv_type, ..EngineOptions::default() };
     Engine::new(Box::new(decoder(case)), tokenizer, EosSet::default(), options).unwrap()
 }
 
@@ -83,9 +82,9 @@ fn trims_forks_and_files_continue_as_cold() {
         let model = decoder(case);
         let kv_type = [KvType::F32, KvType::F16, KvType::Bf16][number % 3];
         let options = PromptCacheOptions { window, kv_type, ..PromptCacheOptions::default() };
-        let whole = logits(&model, &mut make_prompt_cache(&model, &options), &text);
+        let whole = logits(&model, &mut make_prompt_cache(&model, &options).unwrap(), &text);
         for length in [1, 4, 5, 31, 32, 33, 40, 41, 70, 100, 128, 150] {
-            let mut cache = make_prompt_cache(&model, &options);
+            let mut cache = make_prompt_cache(&model, &options).unwrap();
             logits(&model, &mut cache, &text[..length]);
             let mut fork = cache.fork().unwrap();
             let notes = Notes { model: case.to_owned(), ..Notes::default() };
@@ -134,7 +133,7 @@ fn trims_forks_and_files_continue_as_cold() {
 #[test]
 fn a_fork_shares_all_but_the_block_that_is_written() {
     let model = decoder("llama-f32");
-    let mut cache = make_prompt_cache(&model, &PromptCacheOptions::default());
+    let mut cache = make_prompt_cache(&model, &PromptCacheOptions::default()).unwrap();
     logits(&model, &mut cache, &tokens(200));
     let before = cache.memory_used();
     assert_eq!((before, cache.bytes()), (cache.spec().bytes_at(200), before));
@@ -150,7 +149,7 @@ fn a_fork_shares_all_but_the_block_that_is_written() {
     // Copies and growth are refused where the memory ends; what is held stays.
     let memory = before;
     let mut small =
-        make_prompt_cache(&model, &PromptCacheOptions { memory, ..PromptCacheOptions::default() });
+        make_prompt_cache(&model, &PromptCacheOptions { memory, ..PromptCacheOptions::default() }).unwrap();
     logits(&model, &mut small, &tokens(200));
     let mut fork = small.fork().unwrap();
     assert!(fork.extend(&model, &[1]).is_err());
@@ -163,7 +162,17 @@ fn mlx_lm_and_lmx_read_each_others_files() {
     let (prompt, tail) = (ids(&expected["prompt"]), ids(&expected["tail"]));
     for (case, of) in expected["cases"].as_object().unwrap() {
         let (name, window) = (of["model"].as_str().unwrap(), window(&of["bound"]));
-        let mut engine = engine(name, window, KvType::F32);
+        let bits: Option<usize> = serde_json::from_value(of["bits"].clone()).unwrap();
+        let quantization = bits.map(|bits| KvQuantization::new(bits, 32, 0).unwrap());
+        let mut engine = engine(
+            name,
+            EngineOptions {
+                kv_window: window,
+                kv_type: KvType::F32,
+                kv_quantization: quantization,
+                ..EngineOptions::default()
+            },
+        );
         let path = golden(&format!("lmx-{case}.safetensors"));
         let mut cache = engine.prompt_cache(&[]).unwrap();
         // One at a time, as mlx-lm did.
@@ -181,6 +190,7 @@ fn mlx_lm_and_lmx_read_each_others_files() {
             let file = PromptCacheFile::open(&golden(&format!("{by}-{case}.safetensors"))).unwrap();
             assert_eq!((file.kv_type(), file.notes().model.as_str()), (KvType::F32, name));
             assert_eq!(file.bound(&engine.model().layer_kv()), window);
+            assert_eq!(file.quantization(), quantization);
             let cache = engine.load_prompt_cache(&file).unwrap();
             let known = cache.tokens().is_some();
             assert_eq!((known, cache.len()), (by == "lmx", prompt.len()));
@@ -200,7 +210,7 @@ fn a_request_goes_on_from_what_its_prompt_has_in_common() {
     let text = tokens(150);
     let other = [&text[..100], &[7, 7, 7]].concat();
     for (case, window) in policies() {
-        let mut engine = engine(case, window, KvType::F16);
+        let mut engine = engine(case, EngineOptions { kv_window: window, ..EngineOptions::default() });
         let mut cache = engine.prompt_cache(&text).unwrap();
         cache.extend(engine.model(), &text).unwrap();
         let longer = [text.as_slice(), &[1, 2]].concat();
@@ -219,7 +229,7 @@ fn a_request_goes_on_from_what_its_prompt_has_in_common() {
         }
         // Of another form.
         let options = PromptCacheOptions { kv_type: KvType::F32, ..PromptCacheOptions::default() };
-        let foreign = make_prompt_cache(engine.model(), &options);
+        let foreign = make_prompt_cache(engine.model(), &options).unwrap();
         let request = Request { cache: Some(foreign), ..Request::new(vec![1], 1) };
         let error = engine.submit(request).unwrap_err().to_string();
         assert!(error.contains("f32") && error.contains("f16"), "{error}");
@@ -243,13 +253,13 @@ fn damaged_and_foreign_files_are_refused_by_field() {
     type Change = fn(&mut Value);
     let cases: [(&str, Change, &str); 12] = [
         ("mlx-plain", |h| h["__metadata__"]["1.1"] = json!("os.system"), "class of layer 1"),
-        ("mlx-plain", |h| h["__metadata__"]["1.0"] = json!("QuantizedKVCache"), "quantized"),
+        ("mlx-plain", |h| h["__metadata__"]["1.0"] = json!("QuantizedKVCache"), "0.0.0"),
         ("mlx-plain", |h| h["__metadata__"]["1.0"] = json!("RotatingKVCache"), "0.3"),
         ("mlx-plain", |h| drop(h["__metadata__"].as_object_mut().unwrap().remove("1.0")), "entry \"1.0\""),
         ("mlx-plain", |h| h["__metadata__"]["2.1.1"] = json!("string"), "scalar"),
         ("mlx-plain", |h| drop(h["__metadata__"].as_object_mut().unwrap().remove("2.1.1")), "2.1.1"),
         ("mlx-plain", |h| h["__metadata__"]["3.0"] = json!("x"), "3.0"),
-        ("mlx-plain", |h| h["0.0"]["shape"] = json!([2, 1, 256, 16]), "tensor \"0.1\""),
+        ("mlx-plain", |h| h["0.0"]["shape"] = json!([2, 1, 256, 16]), "tensor \"0.0\""),
         ("mlx-rotating", |h| h["__metadata__"]["1.0"] = json!("KVCache"), "offset \"0.2\""),
         ("lmx-plain", |h| h["__metadata__"]["0.lmx_token_ids"] = json!("1 2"), "lmx_token_ids"),
         ("lmx-plain", |h| h["__metadata__"]["0.lmx_messages"] = json!("[]"), "lmx_messages"),
@@ -309,7 +319,7 @@ fn identities_differ_where_the_models_do() {
     let path = dir.path().join("cache");
     let own = identity(Some("a template"));
     let model = decoder("llama-f32");
-    let mut cache = make_prompt_cache(&model, &PromptCacheOptions::default());
+    let mut cache = make_prompt_cache(&model, &PromptCacheOptions::default()).unwrap();
     cache.extend(&model, &[1, 2, 3]).unwrap();
     let messages = vec![json!({"role": "user", "content": "hello"})];
     let notes = Notes { identity: Some(own.clone()), messages: Some(messages), ..Notes::default() };

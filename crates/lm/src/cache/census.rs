@@ -2,7 +2,7 @@
 
 use super::spec::{KvSpec, LayerGroup, Policy};
 use super::store::{KvError, KvStore, SequenceId};
-use super::{BLOCK, KvWindow};
+use super::{BLOCK, KvQuantization, KvWindow};
 use lmx_tensor::kernels::attention::{KvQuant, KvType};
 use std::fmt;
 
@@ -93,7 +93,13 @@ impl fmt::Display for KvSpec {
         for (i, group) in self.groups.iter().enumerate() {
             write!(f, "{}{group}", if i > 0 { ", " } else { "" })?;
         }
-        Ok(())
+        self.quantization.map_or(Ok(()), |how| write!(f, ", {how}"))
+    }
+}
+
+impl fmt::Display for KvQuantization {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bits in groups of {} from position {} on", self.bits(), self.group(), self.start())
     }
 }
 

@@ -75,6 +75,12 @@ impl KvQuantization {
         Ok(Self { quant, start })
     }
 
+    /// `quant`, read by queries at position `start` and later.
+    #[must_use]
+    pub fn from_position(quant: KvQuant, start: usize) -> Self {
+        Self { quant, start }
+    }
+
     /// Whether the heads of all layers are whole groups.
     ///
     /// # Errors

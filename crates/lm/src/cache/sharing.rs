@@ -4,7 +4,7 @@ use super::block::BLOCK;
 use super::prefix::{Found, Holding, PrefixCache, PrefixCacheOptions, PrefixStats, PrefixTokens};
 use super::spec::LayerGroup;
 use super::state::States;
-use super::store::{KvError, KvStore, SequenceId};
+use super::store::{KvError, KvStore, Sequence, SequenceId};
 use lmx_tensor::kernels::attention::KvQuant;
 use std::sync::Arc;
 
@@ -62,8 +62,8 @@ impl KvStore {
         let Some(prefixes) = self.prefixes.as_mut() else { return };
         let Some(sequence) = self.sequences.iter().find(|s| s.id == id) else { return };
         debug_assert_eq!(sequence.len, entry.tokens.len(), "the tokens of the sequence");
-        // Where a file lacked positions, blocks are not what their tokens say.
-        if sequence.gaps.iter().all(|&gap| gap == 0) {
+        // Where a file lacked positions, or was of floats behind the start, blocks are not what their tokens say.
+        if !sequence.late && sequence.gaps.iter().all(|&gap| gap == 0) {
             let (tables, states) = (&sequence.tables, &sequence.states.by_block());
             let root = entry.root | if sequence.quant.is_some() { QUANTIZED } else { 0 };
             prefixes.insert(&PrefixTokens { root, ..*entry }, Holding { tables, states }, tail);
@@ -85,9 +85,9 @@ impl KvStore {
         let found = self.find_prefix(root, tokens, limit);
         self.prefixes.as_mut()?.touch(found.as_ref().map(|(_, found)| found));
         let (quant, found) = found?;
-        let gaps = vec![0; self.spec.groups.len()];
         let states = States::taken_over(found.len, &found.states);
-        Some((self.push(found.len, quant, found.tables, gaps, states), found.len))
+        let sequence = Sequence::new(found.len, quant, found.tables, states);
+        Some((self.push(sequence), found.len))
     }
 
     /// What is stored quantized counts from where quantization starts, floats count up to there.

@@ -118,6 +118,9 @@ pub(super) struct Sequence {
     pub(super) gaps: Vec<usize>,
     /// Its recurrent states, if the model has any.
     pub(super) states: States,
+    /// Whether queries behind the start of quantization read floats, as in a file of floats: then it is not what a
+    /// sequence of these tokens is otherwise.
+    pub(super) late: bool,
 }
 
 /// All sequences' keys and values, under one budget.
@@ -161,21 +164,14 @@ impl KvStore {
     /// Starts an empty sequence.
     pub fn add(&mut self) -> SequenceId {
         let groups = self.spec.groups.len();
-        self.push(0, None, vec![Vec::new(); groups], vec![0; groups], States::default())
+        self.push(Sequence::new(0, None, vec![Vec::new(); groups], States::default()))
     }
 
-    /// Starts a sequence of `len` tokens that holds `tables` and `states`.
-    pub(super) fn push(
-        &mut self,
-        len: usize,
-        quant: Option<KvQuant>,
-        tables: Tables,
-        gaps: Vec<usize>,
-        states: States,
-    ) -> SequenceId {
+    /// Takes a sequence in, under an id of its own.
+    pub(super) fn push(&mut self, sequence: Sequence) -> SequenceId {
         let id = SequenceId(self.next_id);
         self.next_id += 1;
-        self.sequences.push(Sequence { id, len, quant, tables, gaps, states });
+        self.sequences.push(Sequence { id, ..sequence });
         id
     }
 
@@ -184,8 +180,8 @@ impl KvStore {
     /// # Errors
     /// [`KvError::UnknownSequence`].
     pub fn fork(&mut self, of: SequenceId) -> Result<SequenceId, KvError> {
-        let Sequence { len, quant, tables, gaps, states, .. } = self.get(of)?.clone();
-        Ok(self.push(len, quant, tables, gaps, states))
+        let copy = self.get(of)?.clone();
+        Ok(self.push(copy))
     }
 
     /// Forgets a sequence; its blocks are freed unless a fork shares them.
@@ -243,6 +239,7 @@ impl KvStore {
         let refused = |needed| KvError::OutOfMemory { used: budget.used(), limit: budget.limit(), needed };
         quantize_blocks(&spec.groups, how.quant(), &mut sequence.tables, len, refused)?;
         sequence.quant = Some(how.quant());
+        sequence.late = len > start;
         Ok(())
     }
 
@@ -392,6 +389,7 @@ impl KvStore {
                 sequence.len = target;
                 // Nothing is held that is quantized.
                 sequence.quant = sequence.quant.filter(|_| target > 0);
+                sequence.late &= target > start;
                 Ok(())
             }
             Some(target) if sequence.quant.is_some() && target < start => {
@@ -425,6 +423,12 @@ fn out_of_memory(budget: &BlockBudget, needed: usize) -> KvError {
 }
 
 impl Sequence {
+    /// A sequence of `len` tokens that holds `tables` and `states`, without gaps; [`KvStore::push`] names it.
+    pub(super) fn new(len: usize, quant: Option<KvQuant>, tables: Tables, states: States) -> Self {
+        let gaps = vec![0; tables.len()];
+        Self { id: SequenceId(0), len, quant, tables, gaps, states, late: false }
+    }
+
     /// The nearest length from which it can go on with what is left of `target` tokens: its next query must find all
     /// it may see, as floats below the start of quantization, and its state must be held. At or after `target`, but with
     /// recurrent state at or before it.

@@ -4,8 +4,8 @@ use super::block::{BLOCK, Block};
 use super::spec::KvWindow;
 use super::state::States;
 use super::store::{KvError, KvStore, Sequence, SequenceId};
-use super::{LayerGroup, Policy};
-use lmx_tensor::kernels::attention::{read_kv, write_kv};
+use super::{KvQuantization, LayerGroup, Policy};
+use lmx_tensor::kernels::attention::{KvCodes, KvQuant, KvShape, read_codes, read_kv, write_codes, write_kv};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -43,6 +43,9 @@ impl Held {
     }
 }
 
+/// A layer's bytes of a block, with their form.
+type Slab<Bytes> = (KvShape, Option<KvQuant>, Bytes);
+
 impl KvStore {
     /// Which positions the layers of `group` hold of a sequence. Of a window's first positions those that it
     /// keeps are named only, once others were dropped.
@@ -75,23 +78,48 @@ impl KvStore {
         k: &mut [f32],
         v: &mut [f32],
     ) -> Result<bool, KvError> {
+        let slab = self.slab_of(id, layer, position)?.filter(|(_, quant, _)| quant.is_none());
+        if let Some((shape, _, slab)) = slab {
+            read_kv(&shape, slab, position % BLOCK, k, v);
+        }
+        Ok(slab.is_some())
+    }
+
+    /// As [`KvStore::read`], where it holds the position quantized.
+    ///
+    /// # Errors
+    /// [`KvError::UnknownSequence`].
+    pub fn read_codes(
+        &self,
+        id: SequenceId,
+        layer: usize,
+        position: usize,
+        k: &mut KvCodes,
+        v: &mut KvCodes,
+    ) -> Result<bool, KvError> {
+        let Some((shape, Some(quant), slab)) = self.slab_of(id, layer, position)? else { return Ok(false) };
+        read_codes(&shape, quant, slab, position % BLOCK, k, v);
+        Ok(true)
+    }
+
+    /// The layer's slab that holds the position, if one does.
+    fn slab_of(&self, id: SequenceId, layer: usize, position: usize) -> Result<Option<Slab<&[u8]>>, KvError> {
         let (group, place) = self.spec.layers[layer];
         let shape = self.spec.groups[group].shape;
         let sequence = self.get(id)?;
-        let floats = sequence.tables[group].get(position / BLOCK).filter(|_| sequence.quant.is_none());
-        let block = floats.and_then(Option::as_ref);
-        if let Some(block) = block {
-            read_kv(&shape, block.slab(place, shape.bytes()), position % BLOCK, k, v);
-        }
-        Ok(block.is_some())
+        let block = sequence.tables[group].get(position / BLOCK).and_then(Option::as_ref);
+        let bytes = shape.slab_bytes(sequence.quant);
+        Ok(block.map(|block| (shape, sequence.quant, block.slab(place, bytes))))
     }
 
     /// Starts a sequence of `len` tokens which, for each group, holds the given positions, all zero until
-    /// [`KvStore::put`] fills them.
+    /// [`KvStore::put`] fills them; quantized as the store's spec says if `quantized`, then until
+    /// [`KvStore::put_codes`] does.
     ///
     /// # Errors
     /// [`KvError::OutOfMemory`], [`KvError::Lacking`] if a group would not hold all that the next query sees.
-    pub fn add_holding(&mut self, len: usize, held: &[Held]) -> Result<SequenceId, KvError> {
+    pub fn add_holding(&mut self, len: usize, held: &[Held], quantized: bool) -> Result<SequenceId, KvError> {
+        let quant = self.spec.quantization.filter(|_| quantized).map(KvQuantization::quant);
         let mut tables = Vec::with_capacity(held.len());
         let mut gaps = Vec::with_capacity(held.len());
         for (group, held) in self.spec.groups.iter().zip(held) {
@@ -100,7 +128,7 @@ impl KvStore {
             for range in [&held.first, &held.last] {
                 for slot in &mut table[range.start / BLOCK..range.end.div_ceil(BLOCK)] {
                     if slot.is_none() {
-                        let bytes = group.block_bytes(None);
+                        let bytes = group.block_bytes(quant);
                         let (used, limit) = (self.budget.used(), self.budget.limit());
                         let block = Block::new(bytes, &self.budget);
                         let block = block.ok_or(KvError::OutOfMemory { used, limit, needed: bytes })?;
@@ -111,7 +139,7 @@ impl KvStore {
             tables.push(table);
             gaps.push(if held.has_gap() { held.last.start } else { 0 });
         }
-        Ok(self.push(len, None, tables, gaps, States::default()))
+        Ok(self.push(Sequence { gaps, ..Sequence::new(len, quant, tables, States::default()) }))
     }
 
     /// Stores the key and value `[kv_heads][head_dim]` of one position of a sequence that
@@ -127,15 +155,48 @@ impl KvStore {
         k: &[f32],
         v: &[f32],
     ) -> Result<(), KvError> {
-        let (group, place) = self.spec.layers[layer];
-        let shape = self.spec.groups[group].shape;
-        let block = self.get_mut(id)?.tables[group].get_mut(position / BLOCK).and_then(Option::as_mut);
-        let block = block.and_then(Arc::get_mut);
-        debug_assert!(block.is_some(), "position {position} is not held, or is shared");
-        if let Some(block) = block {
-            write_kv(&shape, block.slab_mut(place, shape.bytes()), position % BLOCK, k, v);
+        let slab = self.slab_to_fill(id, layer, position)?;
+        debug_assert!(matches!(slab, Some((_, None, _))), "position {position} is not held as floats");
+        if let Some((shape, None, slab)) = slab {
+            write_kv(&shape, slab, position % BLOCK, k, v);
         }
         Ok(())
+    }
+
+    /// As [`KvStore::put`], where the sequence is quantized.
+    ///
+    /// # Errors
+    /// [`KvError::UnknownSequence`].
+    pub fn put_codes(
+        &mut self,
+        id: SequenceId,
+        layer: usize,
+        position: usize,
+        k: &KvCodes,
+        v: &KvCodes,
+    ) -> Result<(), KvError> {
+        let slab = self.slab_to_fill(id, layer, position)?;
+        debug_assert!(matches!(slab, Some((_, Some(_), _))), "position {position} is not held quantized");
+        if let Some((shape, Some(quant), slab)) = slab {
+            write_codes(&shape, quant, slab, position % BLOCK, k, v);
+        }
+        Ok(())
+    }
+
+    /// The layer's slab that holds the position, if nothing else shares it.
+    fn slab_to_fill(
+        &mut self,
+        id: SequenceId,
+        layer: usize,
+        position: usize,
+    ) -> Result<Option<Slab<&mut [u8]>>, KvError> {
+        let (group, place) = self.spec.layers[layer];
+        let shape = self.spec.groups[group].shape;
+        let sequence = self.get_mut(id)?;
+        let (quant, bytes) = (sequence.quant, shape.slab_bytes(sequence.quant));
+        let block = sequence.tables[group].get_mut(position / BLOCK).and_then(Option::as_mut);
+        let block = block.and_then(Arc::get_mut);
+        Ok(block.map(|block| (shape, quant, block.slab_mut(place, bytes))))
     }
 
     /// A fork of a sequence in another store, with which it shares its blocks; they stay counted against this
@@ -148,8 +209,7 @@ impl KvStore {
             let (found, expected) = (self.spec.to_string(), other.spec.to_string());
             return Err(KvError::OtherSpec { found, expected });
         }
-        let Sequence { len, quant, tables, gaps, states, .. } = self.get(id)?.clone();
-        Ok(other.push(len, quant, tables, gaps, states))
+        Ok(other.push(self.get(id)?.clone()))
     }
 
     /// Bytes of the blocks that a sequence holds, shared ones included.

@@ -3,12 +3,12 @@
 //! Tensor `i.0` and `i.1` are layer i's keys and values, `i.2` and on its numbers. The metadata has the texts `0.KEY`,
 //! the classes `1.i`, and a list `2.n` of the tensors that stand for what is no array.
 
-use super::layers::LayerFile;
-use super::notes::Notes;
+use super::layers::{LayerFile, dtype};
+use super::notes::{Notes, Said};
 use super::{Identity, PromptCache, PromptCacheError};
-use crate::cache::{BlockBudget, Held, KvSpec, KvStore, KvWindow, LayerKv, Policy};
+use crate::cache::{BlockBudget, Held, KvQuantization, KvSpec, KvStore, KvWindow, LayerKv, Policy};
 use lmx_tensor::files::{Bytes, DType, FileTensor, SafetensorsFile};
-use lmx_tensor::kernels::attention::KvType;
+use lmx_tensor::kernels::attention::{KvCodes, KvType};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -22,6 +22,7 @@ pub struct PromptCacheFile {
     notes: Notes,
     tokens: Option<Vec<u32>>,
     long_context: bool,
+    quantization: Option<KvQuantization>,
 }
 
 /// The file's tensors and entries while it is read, so that what nobody asks for can be refused.
@@ -64,13 +65,30 @@ impl PromptCacheFile {
                 return Err(entries.wrong(&format!("the offset \"{i}.2\""), layer.offset, allowed));
             }
             if layer.ty != first.ty {
-                let (found, allowed) =
-                    (layer.keys.dtype(), format!("that of layer 0, {}", first.keys.dtype()));
-                return Err(entries.wrong(&format!("the type of tensor \"{i}.0\""), found, allowed));
+                let allowed = format!("that of layer 0, {}", dtype(first.ty));
+                return Err(entries.wrong(&format!("the float type of layer {i}"), dtype(layer.ty), allowed));
+            }
+            if layer.quantized() != first.quantized() {
+                let [found, wanted] = [layer, first].map(|layer| match layer.quantized() {
+                    Some(quant) => format!("{} bits in groups of {}", quant.bits(), quant.group()),
+                    None => "none".to_owned(),
+                });
+                let allowed = format!("that of layer 0, {wanted}");
+                return Err(entries.wrong(&format!("the quantization of layer {i}"), found, allowed));
             }
         }
-        let (notes, tokens, long_context) = Notes::read(&entries, &texts, first.offset)?;
-        Ok(Self { path: entries.file.path().to_owned(), layers, notes, tokens, long_context })
+        let said = Said::read(&entries, &texts, first.offset)?;
+        let quantization = match (first.quantized(), said.quantized_start) {
+            (None, Some(start)) => {
+                let allowed = "absent, since no layer is quantized";
+                return Err(entries.wrong(&Said::field_of_start(), start, allowed));
+            }
+            // mlx-lm does not tell: then all positions are to read what is quantized.
+            (quant, start) => quant.map(|quant| KvQuantization::from_position(quant, start.unwrap_or(0))),
+        };
+        let Said { notes, tokens, long_context, .. } = said;
+        let path = entries.file.path().to_owned();
+        Ok(Self { path, layers, notes, tokens, long_context, quantization })
     }
 
     /// The path, as it was given.
@@ -97,10 +115,16 @@ impl PromptCacheFile {
         self.tokens.as_deref()
     }
 
-    /// How keys and values are stored.
+    /// How keys and values are stored; if they are quantized, their scales and biases.
     #[must_use]
     pub fn kv_type(&self) -> KvType {
         self.layers.first().map_or(KvType::F32, |layer| layer.ty)
+    }
+
+    /// How keys and values are quantized, and from which position on queries read them so; `None` for floats.
+    #[must_use]
+    pub fn quantization(&self) -> Option<KvQuantization> {
+        self.quantization
     }
 
     /// The windows of its layers, each once.
@@ -151,12 +175,22 @@ impl PromptCacheFile {
     pub fn load(&self, spec: &KvSpec, budget: &Arc<BlockBudget>) -> Result<PromptCache, PromptCacheError> {
         let held = self.fit(spec)?;
         let mut kv = KvStore::with_budget(spec.clone(), Arc::clone(budget));
-        let id = kv.add_holding(self.token_count(), &held)?;
+        let id = kv.add_holding(self.token_count(), &held, self.quantization.is_some())?;
         for (i, layer) in self.layers.iter().enumerate() {
             let shape = spec.groups[spec.layers[i].0].shape;
+            let held = layer.held();
+            let places = held.positions().zip(layer.order());
+            if let Some(quant) = layer.quantized() {
+                let (mut k, mut v) = (KvCodes::zeroed(&shape, quant), KvCodes::zeroed(&shape, quant));
+                for (position, entry) in places {
+                    layer.codes(entry, &mut k, &mut v);
+                    kv.put_codes(id, i, position, &k, &v)?;
+                }
+                continue;
+            }
             let width = shape.kv_heads * shape.head_dim;
             let (mut k, mut v) = (vec![0.0; width], vec![0.0; width]);
-            for (position, entry) in layer.held().positions().zip(layer.order()) {
+            for (position, entry) in places {
                 layer.entry(entry, &mut k, &mut v);
                 kv.put(id, i, position, &k, &v)?;
             }
@@ -176,11 +210,17 @@ impl PromptCacheFile {
             let (found, expected) = (self.layers.len().to_string(), spec.layers.len().to_string());
             return Err(mismatch("a number of layers of".to_owned(), found, expected));
         }
+        // Floats may be quantized later; codes are what they are.
+        if self.quantization.is_some() && self.quantization != spec.quantization {
+            let words = |how: Option<KvQuantization>| how.map_or("floats".to_owned(), |how| how.to_string());
+            let (found, expected) = (words(self.quantization), words(spec.quantization));
+            return Err(mismatch("keys and values of".to_owned(), found, expected));
+        }
         let mut groups: Vec<Option<Held>> = vec![None; spec.groups.len()];
         for (i, (layer, &(group, _))) in self.layers.iter().zip(&spec.layers).enumerate() {
             let (own, held) = (&spec.groups[group], layer.held());
             let heads = [own.shape.kv_heads, own.shape.head_dim];
-            let found = [layer.keys.shape()[1], layer.keys.shape()[3]];
+            let found = [layer.kv_heads, layer.head_dim];
             if found != heads {
                 return Err(mismatch(
                     format!("heads and head size in layer {i} of"),
@@ -189,7 +229,7 @@ impl PromptCacheFile {
                 ));
             }
             if layer.ty != own.shape.ty {
-                let (found, expected) = (layer.keys.dtype(), super::layers::dtype(own.shape.ty));
+                let (found, expected) = (dtype(layer.ty), dtype(own.shape.ty));
                 return Err(mismatch("a KV type of".to_owned(), found.to_string(), expected.to_string()));
             }
             if layer.policy() != own.policy {

@@ -13,8 +13,11 @@ mod save;
 pub use file::PromptCacheFile;
 pub use identity::Identity;
 pub use notes::Notes;
+pub use save::check_savable;
 
-use crate::cache::{BlockBudget, Census, KvError, KvSpec, KvStore, KvWindow, SequenceId};
+use crate::cache::{
+    BlockBudget, Census, KvError, KvQuantError, KvQuantization, KvSpec, KvStore, KvWindow, SequenceId,
+};
 use crate::models::{ForwardError, Model, StepInputs, kv_spec};
 use lmx_tensor::Tensor;
 use lmx_tensor::files::FileError;
@@ -30,6 +33,8 @@ pub struct PromptCacheOptions {
     pub kv_type: KvType,
     /// What queries see of each layer that would see everything; `None` for everything.
     pub window: Option<KvWindow>,
+    /// From which position on keys and values are quantized, and how; `None` for never.
+    pub quantization: Option<KvQuantization>,
     /// Most bytes of keys and values, forks included.
     pub memory: usize,
     /// Prompt and reply will exceed the model's original context: rope factors may depend on it.
@@ -38,19 +43,34 @@ pub struct PromptCacheOptions {
 
 impl Default for PromptCacheOptions {
     fn default() -> Self {
-        Self { kv_type: KvType::F16, window: None, memory: usize::MAX, long_context: false }
+        Self {
+            kv_type: KvType::F16,
+            window: None,
+            quantization: None,
+            memory: usize::MAX,
+            long_context: false,
+        }
     }
 }
 
 /// An empty cache for `model`.
-#[must_use]
-pub fn make_prompt_cache(model: &dyn Model, options: &PromptCacheOptions) -> PromptCache {
+///
+/// # Errors
+/// [`KvQuantError::HeadDim`] if keys and values of this model cannot be quantized as the options say.
+pub fn make_prompt_cache(
+    model: &dyn Model,
+    options: &PromptCacheOptions,
+) -> Result<PromptCache, KvQuantError> {
     let spec = kv_spec(model, options.kv_type);
     let spec = match options.window {
         Some(window) => spec.bounded(window),
         None => spec,
     };
-    PromptCache::new(spec, BlockBudget::new(options.memory), options.long_context)
+    let spec = match options.quantization {
+        Some(how) => spec.quantized(how)?,
+        None => spec,
+    };
+    Ok(PromptCache::new(spec, BlockBudget::new(options.memory), options.long_context))
 }
 
 /// Why a prompt cache cannot be read, written or used.
@@ -167,8 +187,21 @@ impl PromptCache {
     /// layer, `[tokens, hidden]`, of which [`Model::head`] makes logits.
     ///
     /// # Errors
-    /// [`ForwardError`]; the cache then holds what it held before.
+    /// [`ForwardError`]; the cache then holds what it held before, or if the tokens pass the position from which on it
+    /// is quantized, perhaps those up to there too: [`PromptCache::len`] tells.
     pub fn extend(&mut self, model: &dyn Model, tokens: &[u32]) -> Result<Tensor, ForwardError> {
+        let (before, behind) = tokens.split_at(self.kv.step_limit(self.id, tokens.len()));
+        let head = self.step(model, before)?;
+        if behind.is_empty() {
+            return Ok(head);
+        }
+        let tail = self.step(model, behind)?;
+        let all = [head.data(), tail.data()].concat();
+        Ok(Tensor::from_slice(head.device(), head.rows() + tail.rows(), head.cols(), &all)?)
+    }
+
+    /// Runs tokens that read the same kind of keys and values.
+    fn step(&mut self, model: &dyn Model, tokens: &[u32]) -> Result<Tensor, ForwardError> {
         let mut step = StepInputs::default();
         step.push(self.id, self.len(), tokens, self.long_context);
         self.kv.reserve(self.id, tokens.len())?;

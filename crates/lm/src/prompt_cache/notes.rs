@@ -11,6 +11,7 @@ const TOKENIZER_CONFIG: &str = "tokenizer_config";
 const MESSAGES: &str = "lmx_messages";
 const TOKEN_IDS: &str = "lmx_token_ids";
 const LONG_CONTEXT: &str = "lmx_long_context";
+const QUANTIZED_START: &str = "lmx_quantized_kv_start";
 
 /// The text entries of a prompt-cache file: mlx-lm's two, and lmx's own, which mlx-lm ignores. Their keys have no
 /// dots, since mlx-lm nests at dots.
@@ -26,9 +27,25 @@ pub struct Notes {
     pub identity: Option<Identity>,
 }
 
+/// All that the text entries say.
+pub(super) struct Said {
+    pub(super) notes: Notes,
+    /// The tokens, if they are known.
+    pub(super) tokens: Option<Vec<u32>>,
+    /// Whether they are those of a long context.
+    pub(super) long_context: bool,
+    /// The first position whose query reads quantized keys and values.
+    pub(super) quantized_start: Option<usize>,
+}
+
 impl Notes {
-    /// The entries, with those that depend on the tokens.
-    pub(super) fn entries(&self, tokens: Option<&[u32]>, long_context: bool) -> BTreeMap<String, String> {
+    /// The entries, with those that depend on the tokens; `quantized_start` if they are quantized.
+    pub(super) fn entries(
+        &self,
+        tokens: Option<&[u32]>,
+        long_context: bool,
+        quantized_start: Option<usize>,
+    ) -> BTreeMap<String, String> {
         let config = match &self.eos_token {
             Some(token) => serde_json::json!({"eos_token": token}),
             None => serde_json::json!({}),
@@ -47,18 +64,30 @@ impl Notes {
         if long_context {
             entries.insert(LONG_CONTEXT.to_owned(), "true".to_owned());
         }
+        if let Some(start) = quantized_start {
+            entries.insert(QUANTIZED_START.to_owned(), start.to_string());
+        }
         entries.extend(self.identity.iter().flat_map(Identity::entries));
         entries
     }
+}
 
-    /// Reads them; and the tokens, if they are known, of which there must be `len`; and whether they are those of
-    /// a long context.
+/// An entry's name in an error.
+fn field(key: &str) -> String {
+    format!("entry \"0.{key}\"")
+}
+
+impl Said {
+    pub(super) fn field_of_start() -> String {
+        field(QUANTIZED_START)
+    }
+
+    /// Reads the entries of a file of `len` tokens.
     pub(super) fn read(
         file: &Entries,
         entries: &BTreeMap<String, String>,
         len: usize,
-    ) -> Result<(Self, Option<Vec<u32>>, bool), PromptCacheError> {
-        let field = |key: &str| format!("entry \"0.{key}\"");
+    ) -> Result<Self, PromptCacheError> {
         let config = entries.get(TOKENIZER_CONFIG).map_or("{}", String::as_str);
         let config: Value = serde_json::from_str(config)
             .map_err(|error| file.wrong(&field(TOKENIZER_CONFIG), error, "a JSON object"))?;
@@ -84,13 +113,19 @@ impl Notes {
             Some("true") => true,
             Some(other) => return Err(file.wrong(&field(LONG_CONTEXT), format!("{other:?}"), "true")),
         };
-        let notes = Self {
+        let start = |text: &String| {
+            let start = text.parse().ok().filter(|&start: &usize| start <= len);
+            let allowed = || format!("a position of at most {len}, the number of tokens");
+            start.ok_or_else(|| file.wrong(&field(QUANTIZED_START), format!("{text:?}"), allowed()))
+        };
+        let quantized_start = entries.get(QUANTIZED_START).map(start).transpose()?;
+        let notes = Notes {
             model: entries.get(MODEL).cloned().unwrap_or_default(),
             eos_token,
             messages: messages.transpose()?,
             identity: Identity::read(file, entries)?,
         };
-        Ok((notes, tokens.transpose()?, long_context))
+        Ok(Self { notes, tokens: tokens.transpose()?, long_context, quantized_start })
     }
 }
 

@@ -66,6 +66,22 @@ impl Case {
         }
     }
 
+    /// The model with heads of `head_dim` dimensions, a multiple of what it has. There is no reference for it.
+    pub fn with_head_dim(mut self, head_dim: usize) -> Self {
+        let times = head_dim as u64 / self.config["head_dim"].as_u64().unwrap();
+        self.config["head_dim"] = json!(head_dim);
+        for (name, shape) in self.weights.as_object_mut().unwrap() {
+            let is = |words: &[&str]| words.iter().any(|word| name.contains(word));
+            let dimension = match () {
+                () if is(&["q_proj", "k_proj", "v_proj", "q_norm", "k_norm"]) => 0,
+                () if is(&["o_proj"]) => 1,
+                () => continue,
+            };
+            shape[dimension] = json!(shape[dimension].as_u64().unwrap() * times);
+        }
+        self
+    }
+
     /// Whether weights are stored in less than their full precision.
     pub fn is_quantized(&self) -> bool {
         self.config.is_null() || self.config.get("quantization").is_some()
