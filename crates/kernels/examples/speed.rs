@@ -240,7 +240,7 @@ fn attend(exec: &Exec) {
                 let all = best(exec, || {
                     for blocks in &blocks {
                         let sequence = [Sequence { rows: 0..rows, first_position, blocks, quant }];
-                        attention(exec, &shape, &q, &sequence, &mut out);
+                        attention(exec, &shape, &q, None, &sequence, &mut out);
                     }
                 });
                 let time = all / layers as f64;

@@ -67,17 +67,23 @@ pub struct Sequence<'a> {
 ///
 /// A query at position p sees 0..=p, or what the window leaves of it. A NaN in what a query sees gives NaN.
 ///
+/// `sinks` has a logit for each head that takes part in the maximum and the sum of its softmaxes and has no value:
+/// the weight of score s is exp(s - m) / (sum of exp(s - m) + exp(sink - m)), as `modeling_gpt_oss.py` of
+/// transformers has it. Neither the scale nor the cap is for it.
+///
 /// # Panics
 /// If a length does not fit its shape, or a block that some query sees is missing.
 pub fn attention(
     exec: &Exec,
     shape: &AttentionShape,
     q: &[f32],
+    sinks: Option<&[f32]>,
     sequences: &[Sequence<'_>],
     out: &mut [f32],
 ) {
     check(shape, q, sequences, out);
-    let tiles = tiles(shape, q, sequences);
+    assert!(sinks.is_none_or(|sinks| sinks.len() == shape.heads), "sinks of {} heads", shape.heads);
+    let tiles = tiles(shape, q, sinks, sequences);
     let spans: usize = tiles.iter().map(|tile| tile.spans().count()).sum();
     let work: usize = tiles.iter().map(Tile::work).sum();
     let serial = exec.pool.threads() == 1 || work < PARALLEL_MIN;
@@ -111,14 +117,19 @@ pub fn attention(
 const PARALLEL_MIN: usize = 1 << 16;
 
 /// The tiles of a call, the longest of each sequence first.
-fn tiles<'a>(shape: &'a AttentionShape, q: &'a [f32], sequences: &'a [Sequence<'_>]) -> Vec<Tile<'a>> {
+fn tiles<'a>(
+    shape: &'a AttentionShape,
+    q: &'a [f32],
+    sinks: Option<&'a [f32]>,
+    sequences: &'a [Sequence<'_>],
+) -> Vec<Tile<'a>> {
     let step = tile::rows(shape);
     let mut tiles = Vec::new();
     for &Sequence { ref rows, first_position, blocks, quant } in sequences {
         for start in rows.clone().step_by(step).rev() {
             let (position, rows) = (first_position + start - rows.start, start..rows.end.min(start + step));
             for kv_head in 0..shape.kv.kv_heads {
-                tiles.push(Tile { shape, q, rows: rows.clone(), position, kv_head, blocks, quant });
+                tiles.push(Tile { shape, q, sinks, rows: rows.clone(), position, kv_head, blocks, quant });
             }
         }
     }

@@ -10,12 +10,14 @@ use lmx_kernels::attention::*;
 use random::{Random, bits, execs, relative_error, same_everywhere};
 
 /// One sequence: queries, keys and values for positions 0..len.
+#[derive(Clone)]
 struct Data {
     shape: AttentionShape,
     len: usize,
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
+    sinks: Option<Vec<f32>>,
     slabs: Vec<Vec<u8>>,
 }
 
@@ -37,7 +39,13 @@ impl Data {
         for (position, (k, v)) in k.chunks(width).zip(v.chunks(width)).enumerate() {
             write_kv(&shape.kv, &mut slabs[position / BLOCK], position % BLOCK, k, v);
         }
-        Self { shape, len, q, k, v, slabs }
+        Self { shape, len, q, k, v, sinks: None, slabs }
+    }
+
+    /// With a sink for each head, of the size of the scores.
+    fn with_sinks(mut self) -> Self {
+        self.sinks = Some(Random::new(self.len as u64).vector(self.shape.heads, 8.0));
+        self
     }
 
     fn width(&self) -> usize {
@@ -73,7 +81,8 @@ impl Data {
         let mut out = vec![9.0; count * width];
         let blocks = self.blocks(first);
         let sequence = Sequence { rows: 0..count, first_position: first, blocks: &blocks, quant: None };
-        attention(exec, &self.shape, &self.q[first * width..][..count * width], &[sequence], &mut out);
+        let q = &self.q[first * width..][..count * width];
+        attention(exec, &self.shape, q, self.sinks.as_deref(), &[sequence], &mut out);
         out
     }
 
@@ -100,9 +109,10 @@ impl Data {
                             .map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
                     })
                     .collect();
-                let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let sink = self.sinks.as_ref().map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks[head]));
+                let max = scores.iter().copied().fold(sink, f64::max);
                 let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
-                let sum: f64 = weights.iter().sum();
+                let sum: f64 = weights.iter().sum::<f64>() + (sink - max).exp();
                 for d in 0..head_dim {
                     let value: f64 = seen.iter().zip(&weights).map(|(&p, w)| w * kv(&self.v, p, d)).sum();
                     all.push(value / sum);
@@ -123,7 +133,7 @@ fn shape(ty: KvType, heads: usize, kv_heads: usize, head_dim: usize) -> Attentio
     }
 }
 
-/// Shapes with every head grouping, odd dimensions, windows with and without sinks, chunks, and softcaps.
+/// Shapes with every head grouping, odd dimensions, windows that keep first tokens or not, chunks, and softcaps.
 fn cases() -> Vec<(AttentionShape, usize)> {
     let window = |size, keep| Some(Window::Last { size, keep });
     let chunk = |size| Some(Window::Chunk(size));
@@ -148,21 +158,28 @@ fn cases() -> Vec<(AttentionShape, usize)> {
     ]
 }
 
+/// The data of all cases, without and with sinks.
+fn data() -> Vec<Data> {
+    let one = |(i, (shape, len))| {
+        [Data::random(shape, len, i as u64), Data::random(shape, len, i as u64).with_sinks()]
+    };
+    cases().into_iter().enumerate().flat_map(one).collect()
+}
+
 #[test]
 fn all_levels_give_the_same_bits_and_the_right_values() {
-    for (i, (shape, len)) in cases().into_iter().enumerate() {
-        let data = Data::random(shape, len, i as u64);
-        let out = same_everywhere(&format!("{shape:?}"), |exec| data.run(exec, 0, len));
+    for data in data() {
+        let name = format!("{:?} {:?}", data.shape, data.sinks);
+        let out = same_everywhere(&name, |exec| data.run(exec, 0, data.len));
         let error = relative_error(&out, &data.exact());
-        assert!(error < 2e-6, "{shape:?}: {error}");
+        assert!(error < 2e-6, "{name}: {error}");
     }
 }
 
 #[test]
 fn chunks_do_not_change_a_bit() {
-    for (i, (shape, len)) in cases().into_iter().enumerate() {
-        let data = Data::random(shape, len, i as u64);
-        let width = data.width();
+    for data in data() {
+        let (shape, len, width) = (data.shape, data.len, data.width());
         for exec in execs().into_iter().filter(|e| e.isa.level() != lmx_kernels::isa::Level::Scalar) {
             let whole = bits(&data.run(&exec, 0, len));
             for chunk in [1, 7, 32, 50] {
@@ -184,7 +201,12 @@ fn chunks_do_not_change_a_bit() {
 fn a_batch_does_not_change_a_bit() {
     let shape =
         AttentionShape { window: Some(Window::Last { size: 64, keep: 5 }), ..shape(KvType::F16, 6, 2, 40) };
-    let data: Vec<Data> = [1, 300, 40, 95].iter().map(|&len| Data::random(shape, len, len as u64)).collect();
+    let mut data: Vec<Data> =
+        [1, 300, 40, 95].iter().map(|&len| Data::random(shape, len, len as u64)).collect();
+    let sinks = Random::new(5).vector(6, 4.0);
+    for data in &mut data {
+        data.sinks = Some(sinks.clone());
+    }
     // The last `count` queries of each, in one call, with a gap of one row that must stay as it is.
     let counts = [1, 1, 9, 33];
     let width = data[0].width();
@@ -199,7 +221,7 @@ fn a_batch_does_not_change_a_bit() {
         }
         q.extend(vec![1.0; width]);
         let mut out = vec![9.0; q.len()];
-        attention(&exec, &shape, &q, &sequences, &mut out);
+        attention(&exec, &shape, &q, Some(&sinks), &sequences, &mut out);
         let mut expected = Vec::new();
         for (data, count) in data.iter().zip(counts) {
             expected.extend(data.run(&execs()[0], data.len - count, count));
@@ -249,6 +271,48 @@ fn keys_and_values_are_read_as_they_were_written() {
             read_kv(&kv, &data.slabs[position / BLOCK], position % BLOCK, &mut k, &mut v);
             assert_eq!(bits(&k), bits(&data.k[position * width..][..width]));
             assert_eq!(bits(&v), bits(&data.v[position * width..][..width]));
+        }
+    }
+}
+
+#[test]
+fn extreme_sinks_take_all_or_nothing() {
+    let window = Some(Window::Last { size: 40, keep: 3 });
+    for window in [None, window, Some(Window::Chunk(24))] {
+        let plain = Data::random(AttentionShape { window, ..shape(KvType::F16, 4, 2, 24) }, 300, 4);
+        let without = plain.run(&execs()[0], 0, 300);
+        let run = |sink: f32| {
+            let data = Data { sinks: Some(vec![sink; 4]), ..plain.clone() };
+            let out = same_everywhere(&format!("{window:?} {sink}"), |exec| data.run(exec, 0, 300));
+            (relative_error(&out, &data.exact()), out)
+        };
+        // Greater than every score, and still so that something is left for the values.
+        for sink in [20.0, 60.0, -20.0] {
+            let (error, _) = run(sink);
+            assert!(error < 2e-5, "{window:?} {sink}: {error}");
+        }
+        for sink in [-1e4, -3e38, f32::MIN, f32::NEG_INFINITY] {
+            assert_eq!(bits(&run(sink).1), bits(&without), "{window:?} {sink}");
+        }
+        for sink in [1e4, 3e38, f32::MAX, f32::INFINITY] {
+            assert!(run(sink).1.iter().all(|&out| out == 0.0), "{window:?} {sink}");
+        }
+        assert!(run(f32::NAN).1.iter().all(|out| out.is_nan()), "{window:?}");
+    }
+}
+
+#[test]
+fn each_head_has_its_own_sink() {
+    let plain = Data::random(shape(KvType::F32, 6, 2, 16), 300, 6);
+    let (without, width) = (plain.run(&execs()[0], 0, 300), plain.width());
+    for head in 0..6 {
+        let mut sinks = vec![f32::NEG_INFINITY; 6];
+        sinks[head] = f32::INFINITY;
+        let data = Data { sinks: Some(sinks), ..plain.clone() };
+        let out = same_everywhere("one head", |exec| data.run(exec, 0, 300));
+        for (i, (&out, &without)) in out.iter().zip(&without).enumerate() {
+            let wanted = if i % width / 16 == head { 0.0 } else { without };
+            assert_eq!(out, wanted, "head {head}, element {i}");
         }
     }
 }

@@ -45,6 +45,7 @@ struct Data {
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
+    sinks: Option<Vec<f32>>,
     slabs: Vec<Vec<u8>>,
 }
 
@@ -60,7 +61,7 @@ impl Data {
         for (position, (k, v)) in k.chunks(width).zip(v.chunks(width)).enumerate() {
             write_quantized(&shape.kv, quant, &mut slabs[position / BLOCK], position % BLOCK, k, v);
         }
-        Self { shape, quant, len, q, k, v, slabs }
+        Self { shape, quant, len, q, k, v, sinks: None, slabs }
     }
 
     fn width(&self) -> usize {
@@ -87,7 +88,8 @@ impl Data {
         let blocks = self.blocks();
         let sequence =
             Sequence { rows: 0..count, first_position: first, blocks: &blocks, quant: Some(self.quant) };
-        attention(exec, &self.shape, &self.q[first * width..][..count * width], &[sequence], &mut out);
+        let q = &self.q[first * width..][..count * width];
+        attention(exec, &self.shape, q, self.sinks.as_deref(), &[sequence], &mut out);
         out
     }
 
@@ -107,9 +109,10 @@ impl Data {
                 dot * f64::from(self.shape.scale)
             };
             let scores: Vec<f64> = seen.iter().map(score).collect();
-            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sink = self.sinks.as_ref().map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks[head]));
+            let max = scores.iter().copied().fold(sink, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
-            let sum: f64 = weights.iter().sum();
+            let sum: f64 = weights.iter().sum::<f64>() + (sink - max).exp();
             for d in 0..head_dim {
                 let value: f64 = seen.iter().zip(&weights).map(|(&p, w)| w * v[row(p) + d]).sum();
                 all.push(value / sum);
@@ -129,7 +132,8 @@ fn shape(ty: KvType, heads: usize, kv_heads: usize, head_dim: usize) -> Attentio
     }
 }
 
-/// Every number of bits with every group and every kind of window; the float types and head groupings in turn.
+/// Every number of bits with every group and every kind of window; the float types, head groupings, and sinks or none
+/// in turn.
 fn cases() -> Vec<Data> {
     let windows = [
         None,
@@ -149,7 +153,12 @@ fn cases() -> Vec<Data> {
                 let head_dim = if i % 2 == 0 { group } else { (2 * group).max(96) / group * group };
                 let len = if i % 7 == 0 { 270 } else { 75 };
                 let shape = AttentionShape { window, ..shape(ty, heads, kv_heads, head_dim) };
-                cases.push(Data::random(shape, quant, len, i as u64));
+                let mut data = Data::random(shape, quant, len, i as u64);
+                // Each kind of window has both, and both lengths have.
+                if i / 4 % 2 == 0 {
+                    data.sinks = Some(Random::new(i as u64).vector(heads, 8.0));
+                }
+                cases.push(data);
             }
         }
     }
@@ -204,16 +213,17 @@ fn a_batch_of_both_kinds_does_not_change_a_bit() {
         Sequence { rows: 1..6, first_position: 90, blocks: &blocks[1], quant: Some(quants[1]) },
         Sequence { rows: 6..11, first_position: 90, blocks: &floats, quant: None },
     ];
+    let sinks = Random::new(3).vector(6, 4.0);
     let alone = same_everywhere("alone", |exec| {
         let mut out = vec![0.0; q.len()];
         for sequence in &sequences {
-            attention(exec, &shape, &q, std::slice::from_ref(sequence), &mut out);
+            attention(exec, &shape, &q, Some(&sinks), std::slice::from_ref(sequence), &mut out);
         }
         out
     });
     let together = same_everywhere("together", |exec| {
         let mut out = vec![0.0; q.len()];
-        attention(exec, &shape, &q, &sequences, &mut out);
+        attention(exec, &shape, &q, Some(&sinks), &sequences, &mut out);
         out
     });
     assert_eq!(bits(&together), bits(&alone));

@@ -159,7 +159,7 @@ impl Layer {
             let blocks = store.slabs(id, 0).unwrap();
             let sequence =
                 Sequence { rows: 0..count, first_position: first, blocks: &blocks, quant: store.quant(id) };
-            attention(&exec, &shape, &self.q[2 * rows.start..2 * rows.end], &[sequence], &mut step);
+            attention(&exec, &shape, &self.q[2 * rows.start..2 * rows.end], None, &[sequence], &mut step);
             out.extend(step);
             store.commit(id, count).unwrap();
             assert_eq!(store.budget().used(), store.spec().bytes_at(store.len(id)));

@@ -307,8 +307,8 @@ impl<'a> Blocks<'a> {
     }
 }
 
-/// The seen tokens of a span's blocks. Those of a block are one stretch, or two around those between the sinks and
-/// the window.
+/// The seen tokens of a span's blocks. Those of a block are one stretch, or two around those between the kept
+/// tokens and the window.
 struct Stretches {
     values: [Values; 2 * BLOCKS],
     count: usize,

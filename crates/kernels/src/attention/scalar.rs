@@ -1,4 +1,5 @@
-//! The definition of attention within a span: one query of one head, in plain Rust.
+//! The definition of attention within a span: one query of one head, in plain Rust. A head's sink belongs to no span:
+//! `State::finish` takes it in.
 
 use super::state::{State, lanes};
 use super::visible::Visible;

@@ -3,6 +3,7 @@
 use super::weight::weight;
 use crate::simd::Simd;
 use crate::vector::sum16;
+use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
 /// Unfinished softmaxes of some queries: for each the greatest score so far (in units of log2) and, relative to
@@ -67,14 +68,28 @@ impl<'a> State<'a> {
         }
     }
 
-    /// The values of query `query` over the sum of their weights.
+    /// The values of query `query` over the sum of their weights, to which that of `sink` belongs, a logit.
+    ///
+    /// The sink comes last, once all spans are merged, so that it counts once and no span needs to know of it.
     #[inline(always)]
-    pub(super) fn finish(&self, query: usize, out: &mut [f32]) {
+    pub(super) fn finish(&self, query: usize, sink: Option<f32>, out: &mut [f32]) {
         let mut sums = [0.0; 16];
         sums.copy_from_slice(&self.sums[lanes(query)]);
         let sum = sum16(&sums);
-        for (out, value) in out.iter_mut().zip(&self.values[self.values_of(query)]) {
-            *out = value / sum;
+        let values = &self.values[self.values_of(query)];
+        let Some(sink) = sink else {
+            for (out, value) in out.iter_mut().zip(values) {
+                *out = value / sum;
+            }
+            return;
+        };
+        // In units of log2 and finite, since infinity less infinity is no weight; NaN stays.
+        let (sink, max) = ((sink * LOG2_E).clamp(f32::MIN, f32::MAX), self.max[query]);
+        let most = if max > sink { max } else { sink };
+        let (seen, sink) = (weight(max - most), weight(sink - most));
+        let sum = sum.mul_add(seen, sink);
+        for (out, value) in out.iter_mut().zip(values) {
+            *out = value * seen / sum;
         }
     }
 

@@ -19,6 +19,8 @@ pub(super) struct Tile<'a> {
     pub(super) shape: &'a AttentionShape,
     /// `[rows of the call][heads][head_dim]`.
     pub(super) q: &'a [f32],
+    /// `[heads]`: logits that take part in the softmaxes without a value.
+    pub(super) sinks: Option<&'a [f32]>,
     pub(super) rows: Range<usize>,
     /// The absolute position of the first row.
     pub(super) position: usize,
@@ -93,11 +95,17 @@ impl Tile<'_> {
         self.shape.kv.values(slab, self.kv_head, self.quant)
     }
 
+    /// The head of query `index`.
+    #[inline(always)]
+    fn head(&self, index: usize) -> usize {
+        self.kv_head * self.group() + index % self.group()
+    }
+
     /// Where query `index` begins in `q` and in the output.
     #[inline(always)]
     pub(super) fn offset(&self, index: usize) -> usize {
-        let (row, head) = (self.rows.start + index / self.group(), index % self.group());
-        (row * self.shape.heads + self.kv_head * self.group() + head) * self.shape.kv.head_dim
+        let row = self.rows.start + index / self.group();
+        (row * self.shape.heads + self.head(index)) * self.shape.kv.head_dim
     }
 
     /// The query `index` `[head_dim]`.
@@ -125,14 +133,14 @@ impl Tile<'_> {
     #[inline(always)]
     fn finish(&self, total: &State<'_>, out: &Disjoint<'_, f32>) {
         for index in 0..self.queries() {
-            let at = self.offset(index);
+            let (at, sink) = (self.offset(index), self.sinks.map(|sinks| sinks[self.head(index)]));
             // SAFETY: the queries of a tile belong to it alone.
-            total.finish(index, unsafe { out.part(at..at + self.shape.kv.head_dim) });
+            total.finish(index, sink, unsafe { out.part(at..at + self.shape.kv.head_dim) });
         }
     }
 }
 
-/// Spans in ascending order: those of the sinks, then those of the window.
+/// Spans in ascending order: those of the tokens that a window keeps, then those of the window.
 #[derive(Clone)]
 pub(super) struct Spans(Range<usize>, Range<usize>);
 

@@ -6,7 +6,7 @@ use std::ops::Range;
 /// What is left to a query of the positions up to its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Window {
-    /// A sliding window with sink tokens: a query at p sees the positions below `keep` and the last
+    /// A sliding window that keeps the sequence's first tokens: a query at p sees the positions below `keep` and the last
     /// `size - keep`, itself included.
     Last {
         /// Positions seen in all; greater than `keep`.

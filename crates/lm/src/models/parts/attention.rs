@@ -141,7 +141,7 @@ impl Attention {
                 quant: kv.quant(s.id),
             })
             .collect();
-        Ok(ops::attention(&shape, q, &sequences)?)
+        Ok(ops::attention(&shape, q, None, &sequences)?)
     }
 
     pub(in crate::models) fn visit_linears(&self, layer: &str, visit: &mut dyn FnMut(&str, &Linear)) {
