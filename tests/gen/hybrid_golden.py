@@ -3,9 +3,11 @@
 Run from the repository's root, with tests/gen on the path: python tests/gen/hybrid_golden.py [CASE...]
 
 As models_golden.py, but prompts are 5, 24 and 90 tokens long, and not every model is in both implementations: mlx-lm has
-no Llama 4 of several experts per token, transformers has no Baichuan M1. Where a model is in both, they must agree.
+no Llama 4 of several experts per token and no gpt-oss of another limit, transformers has no Baichuan M1. Where a model is
+in both, they must agree.
 """
 
+import copy
 import json
 import sys
 
@@ -30,6 +32,19 @@ from models_golden import (
 from transformers import AutoConfig, AutoModelForCausalLM
 
 LENGTHS = (5, 24, 90)
+
+# As the original files of gpt-oss are stored: experts in mxfp4, as blocks of bytes, and all else in bfloat16.
+BLOCKS = {
+    "dtype": "bfloat16",
+    "mode": "mxfp4",
+    "modules": {
+        name: False
+        for layer in range(3)
+        for name in [f"model.layers.{layer}.self_attn.{part}_proj" for part in "qkvo"]
+        + [f"model.layers.{layer}.mlp.router"]
+    }
+    | {"model.embed_tokens": False, "lm_head": False},
+}
 
 LLAMA4 = BASE | {
     "model_type": "llama4_text",
@@ -89,6 +104,38 @@ BAICHUAN = {key: value for key, value in BASE.items() if key != "pad_token_id"} 
     "num_swa_key_value_heads": 4,
     "tie_word_embeddings": False,
 }
+GPT_OSS = BASE | {
+    "model_type": "gpt_oss",
+    "num_hidden_layers": 3,
+    "head_dim": 32,
+    "attention_bias": True,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "rope_theta": 150000,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "original_max_position_embeddings": 64,
+    },
+    # mlx-lm has these two always.
+    "swiglu_limit": 7.0,
+    "swiglu_alpha": 1.702,
+    "tie_word_embeddings": False,
+}
+# mlx-lm rounds the ends of yarn's ramp whatever the configuration says. The limit is one that activations reach.
+CLAMPED = GPT_OSS | {
+    "num_hidden_layers": 4,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 3,
+    "layer_types": None,
+    "swiglu_limit": 0.3,
+    "swiglu_alpha": 1.3,
+    "rope_scaling": GPT_OSS["rope_scaling"] | {"truncate": False},
+}
 
 # (name, configuration, storage, implementations; the first is the reference)
 CASES = [
@@ -100,6 +147,10 @@ CASES = [
     ("lfm2-q4", LFM2, Q4, (MLX, TRANSFORMERS)),
     ("baichuan-m1-f32", BAICHUAN, F32, (MLX,)),
     ("baichuan-m1-q8", BAICHUAN, Q8, (MLX,)),
+    ("gpt-oss-f32", GPT_OSS, F32, (MLX, TRANSFORMERS)),
+    ("gpt-oss-q4", GPT_OSS, Q4, (MLX, TRANSFORMERS)),
+    ("gpt-oss-clamped-f32", CLAMPED, F32, (TRANSFORMERS,)),
+    ("gpt-oss-blocks-mxfp4", GPT_OSS, BLOCKS, (MLX, TRANSFORMERS)),
 ]
 
 
@@ -120,7 +171,7 @@ def mlx_model(config):
 
 
 def transformers_model(config):
-    config = dict(config)
+    config = copy.deepcopy({key: value for key, value in config.items() if not key.startswith("quantization")})
     hf_config = AutoConfig.for_model(config.pop("model_type"), **config)
     return AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32, attn_implementation="eager").eval()
 
@@ -130,11 +181,34 @@ def to_transformers(weights):
     weights = {name.removeprefix("language_model."): value for name, value in weights.items()}
     for name in [name for name in weights if name.endswith("experts.gate_proj.weight")]:
         module = name.removesuffix(".gate_proj.weight")
-        gate, up, down = [weights.pop(f"{module}.{part}_proj.weight").transpose(1, 2) for part in ("gate", "up", "down")]
-        weights |= {f"{module}.gate_up_proj": torch.cat([gate, up], -1), f"{module}.down_proj": down}
+        parts = ("gate", "up", "down")
+        gate, up, down = [weights.pop(f"{module}.{part}_proj.weight").transpose(1, 2) for part in parts]
+        biased = f"{module}.gate_proj.bias" in weights
+        # gpt-oss, which has biases, has the two in turn.
+        joined = torch.stack([gate, up], -1).flatten(-2) if biased else torch.cat([gate, up], -1)
+        weights |= {f"{module}.gate_up_proj": joined, f"{module}.down_proj": down}
+        if biased:
+            gate, up, down = [weights.pop(f"{module}.{part}_proj.bias") for part in parts]
+            weights |= {f"{module}.gate_up_proj_bias": torch.stack([gate, up], -1).flatten(-2)}
+            weights |= {f"{module}.down_proj_bias": down}
     return {
         name: value.transpose(1, 2) if name.endswith("conv.conv.weight") else value for name, value in weights.items()
     }
+
+
+def as_blocks(weights):
+    """What `sanitize` of mlx-lm's gpt_oss makes these weights from: gate and up in turn, codes as blocks of 16 bytes."""
+    for name in [name for name in weights if name.endswith("experts.gate_proj.weight")]:
+        module = name.removesuffix(".gate_proj.weight")
+        turns = lambda gate, up: mx.stack([gate, up], 2 if gate.ndim > 2 else -1).flatten(1, 2)
+        for kind in ("weight", "scales", "bias"):
+            gate, up, down = [weights.pop(f"{module}.{part}_proj.{kind}") for part in ("gate", "up", "down")]
+            end = {"weight": "_blocks", "scales": "_scales", "bias": "_bias"}[kind]
+            for part, value in (("gate_up", turns(gate, up)), ("down", down)):
+                if kind == "weight":
+                    value = value.view(mx.uint8).reshape(*value.shape[:2], -1, 16)
+                weights[f"{module}.{part}_proj{end}"] = value
+    return weights
 
 
 def by_transformers(config, weights):
@@ -156,7 +230,11 @@ def make(name, config, storage, implementations):
         written = store(model, mlx_config(config), storage)
         if storage:
             file = f"{name}.safetensors"
-            mx.save_safetensors(str(FOLDER / file), dict(tree_flatten(model.parameters())), {"format": "mlx"})
+            stored = dict(tree_flatten(model.parameters()))
+            if storage is BLOCKS:
+                stored = as_blocks(stored)
+                written = config | {"quantization_config": {"quant_method": "mxfp4"}}
+            mx.save_safetensors(str(FOLDER / file), stored, {"format": "mlx"})
         cast(model, mx.float32)
         logits = [mlx_logits(model, tokens, False) for tokens in prompts(LENGTHS)]
         for tokens, rows in zip(prompts(LENGTHS), logits):

@@ -121,7 +121,13 @@ def mlx_logits(model, tokens, stepwise):
 def float_weights(model):
     """The weights in float32, those of quantized modules dequantized."""
     weights = {}
-    for path, module in tree_flatten(model.leaf_modules(), is_leaf=nn.Module.is_module):
+    modules = tree_flatten(model.leaf_modules(), is_leaf=nn.Module.is_module)
+    paths = {path for path, _ in modules}
+    for name, value in tree_flatten(model.parameters()):
+        # Those that lie beside the leaves, such as sinks.
+        if name.rpartition(".")[0] not in paths:
+            weights[name] = torch.from_numpy(np.array(value.astype(mx.float32)))
+    for path, module in modules:
         parameters = dict(tree_flatten(module.parameters()))
         if "scales" in parameters:
             parameters["weight"] = mx.dequantize(

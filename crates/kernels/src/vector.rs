@@ -11,7 +11,7 @@ mod reduce;
 mod rope;
 
 pub use conv::causal_conv;
-pub use elementwise::{add, geglu_tanh, multiply, scale, softcap, swiglu};
+pub use elementwise::{add, clamped_swiglu, geglu_tanh, multiply, scale, softcap, swiglu};
 pub use math::{exp, gelu_tanh, sigmoid, silu, tanh};
 pub use norm::rms_norm;
 pub use reduce::{argmax, log_softmax, log_sum_exp};

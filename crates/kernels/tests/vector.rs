@@ -54,6 +54,22 @@ fn elementwise_kernels_agree_on_all_levels() {
         };
         same_everywhere("swiglu", run(swiglu));
         same_everywhere("geglu_tanh", run(geglu_tanh));
+        for (alpha, limit) in [(1.702, 7.0), (0.5, 1.5)] {
+            let clamped = same_everywhere("clamped_swiglu", |exec| {
+                let mut out = vec![9.0; len];
+                clamped_swiglu(exec, &a, &b, alpha, limit, &mut out);
+                out
+            });
+            for ((&out, &gate), &up) in clamped.iter().zip(&a).zip(&b) {
+                let (gate, up) = (f64::from(gate), f64::from(up));
+                let (alpha, limit) = (f64::from(alpha), f64::from(limit));
+                // `min` and `max` would drop a NaN.
+                let gate = if gate > limit { limit } else { gate };
+                let exact = (up.clamp(-limit, limit) + 1.0) * gate / (1.0 + (-alpha * gate).exp());
+                let near = (f64::from(out) - exact).abs() <= 1e-6 * exact.abs().max(1.0);
+                assert!(near || (exact.is_nan() && out.is_nan()), "{gate} {up}: {out} {exact}");
+            }
+        }
         let sums = same_everywhere("add", run(add));
         assert!(sums.iter().zip(a.iter().zip(&b)).all(|(s, (a, b))| s.is_nan() || *s == a + b));
         let products = same_everywhere("multiply", run(multiply));

@@ -255,7 +255,9 @@ fn layer_parameters(hidden: usize, layer: &LayerConfig) -> usize {
     let feed_forward = match &layer.feed_forward {
         FeedForwardConfig::Dense(mlp) => mlp_parameters(hidden, mlp),
         FeedForwardConfig::Experts(experts) => {
-            experts.count * hidden + (experts.count + 1) * mlp_parameters(hidden, &experts.expert)
+            let router = experts.count * (hidden + usize::from(experts.router_bias));
+            let blocks = experts.count + usize::from(experts.shared);
+            router + blocks * mlp_parameters(hidden, &experts.expert)
         }
     };
     let norms = match layer.norms {
@@ -277,6 +279,9 @@ fn attention_parameters(hidden: usize, attention: &AttentionConfig) -> usize {
     }
     if attention.qk_norm == QkNorm::Weighted {
         count += 2 * head_dim;
+    }
+    if attention.sinks {
+        count += heads;
     }
     if attention.kv_conv {
         count += 4 * kv_heads;

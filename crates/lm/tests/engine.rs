@@ -94,7 +94,7 @@ fn essence(events: &[Event]) -> Vec<Essence> {
 
 #[test]
 fn eight_at_once_get_what_each_gets_alone() {
-    for case in ["llama-f32", "gemma3-q4", "llama4-q4", "lfm2-q4", "baichuan-m1-f32"] {
+    for case in ["llama-f32", "gemma3-q4", "llama4-q4", "lfm2-q4", "baichuan-m1-f32", "gpt-oss-q4"] {
         let mut alone = engine(case, EngineOptions::default());
         let solo: Vec<Vec<Event>> =
             (0..8).map(|i| alone.generate(mixed(i)).unwrap().map(Result::unwrap).collect()).collect();

@@ -46,8 +46,12 @@ fn find<'a>(tensors: &'a mut Tensors, end: &str) -> &'a mut Stored {
 
 #[test]
 fn an_expert_that_a_row_did_not_choose_does_not_touch_it() {
-    for (case, end) in [("llama4-f32", "experts.down_proj.weight"), ("llama4-top2-f32", "experts.down_proj")]
-    {
+    for (case, end) in [
+        ("llama4-f32", "experts.down_proj.weight"),
+        ("llama4-top2-f32", "experts.down_proj"),
+        ("gpt-oss-f32", "experts.down_proj.bias"),
+        ("gpt-oss-clamped-f32", "experts.down_proj"),
+    ] {
         let clean = logits(&load(case, |_| {}).unwrap());
         let poisoned = load(case, |tensors| {
             // Expert 1 of the first layer that has experts.
@@ -89,5 +93,16 @@ fn stacks_that_do_not_fit_are_named() {
         s.bytes.truncate(s.bytes.len() / 4);
     };
     refused("llama4-top2-f32", fused, eight_bits, &["F8_E4M3", "F32, F16 or BF16 where transposed"]);
+    let (blocks, scales) = ("experts.gate_up_proj_blocks", "experts.gate_up_proj_scales");
+    let case = "gpt-oss-blocks-mxfp4";
+    let stack = "a stack of 4 matrices in blocks of 16 bytes";
+    refused(case, blocks, |s| s.shape = vec![4, 256, 32], &[stack, "[4, 256, 32]"]);
+    refused(case, blocks, |s| s.shape = vec![2, 512, 2, 16], &[stack, "[2, 512, 2, 16]"]);
+    refused(case, blocks, |s| s.dtype = "I8".to_owned(), &["I8", "U8"]);
+    refused(case, scales, |s| s.shape = vec![4, 128, 4], &["1024", "[512, 4]"]);
+    refused(case, scales, |s| s.shape = vec![1024, 2], &["a stack of 4 matrices"]);
+    refused(case, "experts.gate_up_proj_bias", |s| s.shape = vec![2, 512], &["[4, 256]", "[2, 512]"]);
+    refused("gpt-oss-f32", "experts.up_proj.bias", |s| s.shape = vec![512], &["[4, 128]", "[512]"]);
+    refused("gpt-oss-f32", "self_attn.sinks", |s| s.shape = vec![2, 2], &["[4]", "[2, 2]"]);
     refused("llama4-q4", "experts.gate_proj.scales", |s| s.shape = vec![4, 64], &["a stack of 4 matrices"]);
 }

@@ -292,6 +292,63 @@ fn baichuan_m1() -> Map<String, Value> {
     }))
 }
 
+/// As the released files spell it.
+fn gpt_oss() -> Map<String, Value> {
+    object(json!({
+        "model_type": "gpt_oss", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "head_dim": 32,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100, "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5, "sliding_window": 16, "num_local_experts": 8, "num_experts_per_tok": 4,
+        "experts_per_token": 4, "attention_bias": true, "hidden_act": "silu", "swiglu_limit": 7.0,
+        "initial_context_length": 4096, "rope_theta": 150_000, "tie_word_embeddings": false,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
+        "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false,
+            "original_max_position_embeddings": 4096}
+    }))
+}
+
+#[test]
+fn spellings_of_one_gpt_oss() {
+    let base = gpt_oss();
+    for changes in [
+        json!({"layer_types": "-", "attention_bias": "-", "experts_per_token": "-", "num_experts_per_tok": "-"}),
+        json!({"rope_scaling": "-", "rope_theta": "-", "swiglu_limit": "-", "initial_context_length": "-"}),
+        json!({"rope_scaling": null, "swiglu_alpha": 1.702, "hidden_act": "-", "tie_word_embeddings": "-"}),
+        json!({"max_position_embeddings": "-", "router_aux_loss_coef": 0.9, "output_router_logits": false}),
+    ] {
+        assert_same(&base, changes);
+    }
+    let (decoder, _) = describe(base).unwrap();
+    let windows: Vec<_> = decoder.layers.iter().map(window).collect();
+    assert_eq!(windows, [Some(16), None, Some(16)]);
+    for layer in &decoder.layers {
+        let attention = layer.attention().unwrap();
+        assert!(attention.sinks && attention.qkv_bias && attention.output_bias);
+        let FeedForwardConfig::Experts(experts) = layer.feed_forward else { unreachable!("{layer:?}") };
+        assert_eq!((experts.count, experts.per_token, experts.expert.intermediate), (8, 4, 96));
+        assert!(experts.router_bias && experts.expert.bias && !experts.shared);
+    }
+}
+
+#[test]
+fn what_gpt_oss_cannot_mean_is_refused_by_name() {
+    for (changes, parts) in [
+        (json!({"experts_per_token": 2}), ["`experts_per_token` is 2", "num_experts_per_tok, 4"].as_slice()),
+        (json!({"initial_context_length": 64}), &["`initial_context_length` is 64", "4096"]),
+        (json!({"hidden_act": "gelu_pytorch_tanh"}), &["`hidden_act`", "silu"]),
+        (json!({"swiglu_limit": 0}), &["`swiglu_limit` is 0", "above 0"]),
+        (json!({"swiglu_alpha": -1}), &["`swiglu_alpha` is -1", "above 0"]),
+        (json!({"num_local_experts": 0}), &["`num_local_experts` is 0", "from 1"]),
+        (json!({"num_local_experts": 3}), &["`num_experts_per_tok` is 4", "num_local_experts, 3"]),
+        (json!({"sliding_window": null}), &["`sliding_window` is missing"]),
+        (json!({"layer_types": vec!["chunked_attention"; 3]}), &["`layer_types`", "sliding_attention"]),
+        (json!({"num_experts": 8}), &["`num_experts` is 8", "gpt_oss"]),
+    ] {
+        assert_refused(&gpt_oss(), changes, parts);
+    }
+    assert_refused(&llama(), json!({"swiglu_limit": 7.0}), &["`swiglu_limit` is 7", "llama"]);
+}
+
 #[test]
 fn spellings_of_one_llama4() {
     let base = llama4();

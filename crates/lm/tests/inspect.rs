@@ -48,6 +48,8 @@ fn parameters_are_those_of_the_files() {
         "lfm2-f32",
         "lfm2-bias-f32",
         "baichuan-m1-f32",
+        "gpt-oss-f32",
+        "gpt-oss-clamped-f32",
     ] {
         let (architecture, bytes) = architecture(case);
         assert_eq!(architecture.parameters * 4, bytes, "{case}");

@@ -136,9 +136,9 @@ fn check(case: &str, storage: Storage, lengths: [usize; SEQUENCES], schedule: &[
     }
 }
 
-/// One case per arithmetic: dense and quantized weights, full, windowed and chunked attention, soft caps, experts,
-/// convolutions, GGUF.
-const CASES: [&str; 14] = [
+/// One case per arithmetic: dense and quantized weights, full, windowed and chunked attention, soft caps, sinks,
+/// experts, convolutions, GGUF.
+const CASES: [&str; 16] = [
     "llama-f32",
     "llama-q4",
     "gemma2-q8",
@@ -152,11 +152,13 @@ const CASES: [&str; 14] = [
     "lfm2-q4",
     "baichuan-m1-f32",
     "baichuan-m1-q8",
+    "gpt-oss-clamped-f32",
+    "gpt-oss-q4",
     "gguf-llama-k-quants",
 ];
 
 /// Those of them whose heads are whole groups.
-const WIDE_CASES: [&str; 3] = ["gemma2-q8", "gemma3-f32", "gemma3-q4"];
+const WIDE_CASES: [&str; 5] = ["gemma2-q8", "gemma3-f32", "gemma3-q4", "gpt-oss-clamped-f32", "gpt-oss-q4"];
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 6, ..ProptestConfig::default() })]
@@ -194,7 +196,7 @@ fn every_instruction_set_gives_the_same_bits() {
         for case in CASES {
             check(case, (KvType::F16, None), [70, 5, 41], &schedule, isa);
         }
-        for (bits, case) in [3, 4, 8].into_iter().zip(WIDE_CASES) {
+        for (bits, case) in [3, 4, 8, 2, 6].into_iter().zip(WIDE_CASES) {
             let how = KvQuantization::new(bits, 32, 20).unwrap();
             check(case, (KvType::F16, Some(how)), [70, 5, 41], &schedule, isa);
         }

@@ -99,8 +99,8 @@ fn window(size: usize, keep: usize) -> Option<KvWindow> {
 }
 
 /// Full; window and full layers; windows only; bounded, within a block and beyond one; quantized weights; chunks;
-/// recurrent state, beside full layers and within them.
-fn policies() -> [(&'static str, Option<KvWindow>); 10] {
+/// recurrent state, beside full layers and within them; sinks.
+fn policies() -> [(&'static str, Option<KvWindow>); 11] {
     [
         ("llama-f32", None),
         ("gemma3-f32", None),
@@ -112,6 +112,7 @@ fn policies() -> [(&'static str, Option<KvWindow>); 10] {
         ("llama4-f32", None),
         ("lfm2-f32", None),
         ("baichuan-m1-f32", None),
+        ("gpt-oss-f32", None),
     ]
 }
 

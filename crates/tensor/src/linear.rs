@@ -250,6 +250,17 @@ impl Linear {
         Ok(self)
     }
 
+    /// Adds a bias, one value per row.
+    ///
+    /// # Panics
+    /// If `bias` has not as many values as the matrix has rows.
+    #[must_use]
+    pub fn with_bias_values(mut self, bias: Vec<f32>) -> Self {
+        assert_eq!(bias.len(), self.out_features(), "rows of the bias");
+        self.bias = Some(bias);
+        self
+    }
+
     /// The matrix, for the ops.
     #[must_use]
     pub fn weight(&self) -> &Weight {

@@ -18,6 +18,14 @@ impl Tensor {
         Self { data: device.take(rows * cols), rows, cols, device: device.clone() }
     }
 
+    /// A matrix of zeros.
+    #[must_use]
+    pub fn zeros(device: &Device, rows: usize, cols: usize) -> Self {
+        let mut tensor = Self::undefined(device, rows, cols);
+        tensor.data.fill(0.0);
+        tensor
+    }
+
     /// A matrix with the given values, `rows * cols` of them.
     ///
     /// # Errors

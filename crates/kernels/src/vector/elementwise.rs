@@ -26,6 +26,15 @@ pub fn geglu_tanh(exec: &Exec, gate: &[f32], up: &[f32], out: &mut [f32]) {
     binary(exec, gate, up, out, gelu_times);
 }
 
+/// out = (up + 1) * gate * sigmoid(alpha * gate), with gate at most `limit` and up within ±`limit`: that of gpt-oss
+/// (`GptOssExperts` in `modeling_gpt_oss.py` of transformers). NaN stays.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn clamped_swiglu(exec: &Exec, gate: &[f32], up: &[f32], alpha: f32, limit: f32, out: &mut [f32]) {
+    binary(exec, gate, up, out, move |gate, up| clamped_silu_times(gate, up, alpha, limit));
+}
+
 /// out = a + b.
 ///
 /// # Panics
@@ -55,6 +64,15 @@ pub fn softcap(exec: &Exec, x: &mut [f32], cap: f32) {
 #[inline(always)]
 fn silu_times(gate: f32, up: f32) -> f32 {
     math::silu(gate) * up
+}
+
+#[inline(always)]
+fn clamped_silu_times(gate: f32, up: f32, alpha: f32, limit: f32) -> f32 {
+    // Comparisons that NaN fails leave it as it is.
+    let gate = if gate > limit { limit } else { gate };
+    let up = if up > limit { limit } else { up };
+    let up = if up < -limit { -limit } else { up };
+    (up + 1.0) * (gate * math::sigmoid(alpha * gate))
 }
 
 #[inline(always)]

@@ -370,23 +370,52 @@ impl Checkpoint {
         self.build(exec, module, &rows, inp, false, Some(expert.count))
     }
 
-    /// The weights of one expert from the stack `name` of transposed matrices, `[experts, inp, total]`: `rows` of those
-    /// `total`. Only floats are stored in this way.
+    /// The weights of one expert from the stack of mxfp4 matrices that `name` has in the original files of gpt-oss:
+    /// codes `[experts, total, inp / 32, 16]` in `name_blocks`, scales `[experts, total, inp / 32]` in `name_scales`.
+    /// Its rows are those of the `total` that `rows` lists.
     ///
     /// # Errors
     /// As [`Checkpoint::linear`].
     ///
     /// # Panics
-    /// If the expert's index is not below their number, or `rows` are not within `0..total`.
+    /// If the expert's index is not below their number.
+    pub fn expert_blocks(
+        &self,
+        exec: &Exec,
+        name: &str,
+        expert: ExpertPlace,
+        rows: &[usize],
+        total: usize,
+        inp: usize,
+    ) -> Result<Linear, CheckpointError> {
+        let tensors = MlxTensors {
+            weight: self.tensor(&format!("{name}_blocks"))?.stacked_blocks(expert.count)?,
+            scales: self.tensor(&format!("{name}_scales"))?.stacked(expert.count)?,
+            biases: None,
+            global_scale: None,
+        };
+        let rows = rows.iter().map(|row| expert.index * total + row).collect();
+        let rows = Rows::reordered(rows, expert.count * total);
+        Ok(Linear::from_mlx(exec, &tensors, &rows, inp, None)?)
+    }
+
+    /// The weights of one expert from the stack `name` of transposed matrices, `[experts, inp, total]`: the `rows` of
+    /// those `total`. Only floats are stored in this way.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::linear`].
+    ///
+    /// # Panics
+    /// If the expert's index is not below their number, or one of `rows` is not within `0..total`.
     pub fn expert_transposed(
         &self,
         name: &str,
         expert: ExpertPlace,
-        rows: Range<usize>,
+        rows: &[usize],
         total: usize,
         inp: usize,
     ) -> Result<Linear, CheckpointError> {
-        let columns = Rows::range(rows, total);
+        let columns = Rows::reordered(rows.to_vec(), total);
         Ok(Linear::from_transposed(&self.tensor(name)?, expert.index, expert.count, &columns, inp)?)
     }
 

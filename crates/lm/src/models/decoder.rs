@@ -220,6 +220,7 @@ impl Activation {
         match self {
             Activation::Silu => ops::Gate::Silu,
             Activation::GeluTanh => ops::Gate::GeluTanh,
+            Activation::ClampedSilu { alpha, limit } => ops::Gate::ClampedSilu { alpha, limit },
         }
     }
 }

@@ -129,6 +129,8 @@ pub struct AttentionConfig {
     pub rope: Option<usize>,
     /// Queries grow with their position.
     pub temperature: Option<Temperature>,
+    /// Each query head has a learned logit in `sinks` that takes part in its softmaxes without a value (gpt-oss).
+    pub sinks: bool,
     /// Before the norms and the rotary embedding, each head of k and of v becomes `w0 * (that of the token before) +
     /// w1 * (its own)`, with `w0`, `w1` of each head in `conv_k` and `conv_v` (Baichuan M1).
     pub kv_conv: bool,
@@ -165,7 +167,7 @@ pub struct ShortConvConfig {
 }
 
 /// The feed-forward block of a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum FeedForwardConfig {
     /// One block for all tokens.
     Dense(MlpConfig),
@@ -174,7 +176,7 @@ pub enum FeedForwardConfig {
 }
 
 /// One gated feed-forward block: `down(activation(gate(x)) * up(x))`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MlpConfig {
     /// Rows of the gate and up projections.
     pub intermediate: usize,
@@ -186,9 +188,8 @@ pub struct MlpConfig {
     pub fused_gate_up: bool,
 }
 
-/// Llama 4's experts: `shared_expert(x) + sum of expert(x * sigmoid(logit))` over the experts with the greatest logits,
-/// which are those of `router`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Experts: a token goes through those that have the greatest of its logits, which are those of `router`.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertsConfig {
     /// Number of experts, beside the shared one.
     pub count: usize,
@@ -196,15 +197,39 @@ pub struct ExpertsConfig {
     pub per_token: usize,
     /// Each expert, the shared one included.
     pub expert: MlpConfig,
+    /// What the logits of a token's experts do.
+    pub routing: Routing,
+    /// A bias on the router.
+    pub router_bias: bool,
+    /// All tokens go through `shared_expert`, which is added.
+    pub shared: bool,
+    /// Where gate and up are stored as one stack, their rows take turns, gate first; else all of gate come first.
+    pub rows_take_turns: bool,
+}
+
+/// How the logits of the experts that a token goes through enter its result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Routing {
+    /// Llama 4: the sum of `expert(x * sigmoid(logit))`.
+    SigmoidOnInput,
+    /// gpt-oss: the sum of `expert(x) * p`, the p being the softmax of these logits alone.
+    SoftmaxOfChosen,
 }
 
 /// The function on an MLP's gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
     /// `x * sigmoid(x)`.
     Silu,
     /// The tanh form of GELU.
     GeluTanh,
+    /// gpt-oss: `down((up + 1) * gate * sigmoid(alpha * gate))`, gate being at most `limit` and up within ±`limit`.
+    ClampedSilu {
+        /// Factor within the sigmoid.
+        alpha: f32,
+        /// Above 0.
+        limit: f32,
+    },
 }
 
 impl DecoderConfig {

@@ -12,6 +12,6 @@ pub use config::{Config, ConfigError};
 pub use decoder::Decoder;
 pub use description::{
     Activation, AttentionConfig, DecoderConfig, ExpertsConfig, FeedForwardConfig, LayerConfig, MixerConfig,
-    MlpConfig, Names, NormConfig, NormPlacement, QkNorm, ShortConvConfig, Temperature,
+    MlpConfig, Names, NormConfig, NormPlacement, QkNorm, Routing, ShortConvConfig, Temperature,
 };
 pub use model::{ForwardError, Model, StepInputs, StepSequence, kv_spec};

@@ -84,7 +84,8 @@ impl Case {
 
     /// Whether weights are stored in less than their full precision.
     pub fn is_quantized(&self) -> bool {
-        self.config.is_null() || self.config.get("quantization").is_some()
+        let blocks = ["quantization", "quantization_config"];
+        self.config.is_null() || blocks.iter().any(|key| self.config.get(key).is_some())
     }
 
     /// The model as a checkpoint.

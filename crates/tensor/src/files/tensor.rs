@@ -7,6 +7,9 @@ use half::{bf16, f16};
 
 use super::{Bytes, DType, FileError, TensorProblem};
 
+/// Bytes of a block of mxfp4 codes: 32 of 4 bits.
+const BLOCK_BYTES: usize = 16;
+
 /// A tensor that a file lends. It knows its origin, so that whoever finds fault with it can say where it is.
 ///
 /// The data is always exactly what type and shape take, little-endian, rows of the last dimension contiguous.
@@ -110,6 +113,30 @@ impl FileTensor {
             what: "its shape",
             found: format!("{:?}", self.shape),
             allowed: format!("a stack of {count} matrices"),
+        }))
+    }
+
+    /// A stack `[count, rows, blocks, 16]` of matrices whose codes are stored in blocks of 16 bytes, as the matrix of 32-bit
+    /// words `[count * rows, 4 * blocks]` that MLX makes of the same bytes.
+    ///
+    /// # Errors
+    /// Another shape or type.
+    pub fn stacked_blocks(mut self, count: usize) -> Result<Self, FileError> {
+        if self.dtype != DType::U8 {
+            return Err(self.error(TensorProblem::DType { found: self.dtype, allowed: "U8" }));
+        }
+        if let &[stack, rows, blocks, BLOCK_BYTES] = self.shape.as_slice()
+            && stack == count
+        {
+            // All dimensions together fit, so parts of them do.
+            self.shape = vec![count * rows, blocks * BLOCK_BYTES / size_of::<u32>()];
+            self.dtype = DType::U32;
+            return Ok(self);
+        }
+        Err(self.error(TensorProblem::Value {
+            what: "its shape",
+            found: format!("{:?}", self.shape),
+            allowed: format!("a stack of {count} matrices in blocks of {BLOCK_BYTES} bytes"),
         }))
     }
 

@@ -16,12 +16,20 @@ pub struct Norm {
 }
 
 /// The function on the gate of a gated MLP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Gate {
     /// `x * sigmoid(x)`.
     Silu,
     /// The tanh form of GELU.
     GeluTanh,
+    /// `x * sigmoid(alpha * x)` of gates up to a limit, times 1 more than what goes through the gate, which is kept
+    /// within ± the limit.
+    ClampedSilu {
+        /// Factor within the sigmoid.
+        alpha: f32,
+        /// Above 0.
+        limit: f32,
+    },
 }
 
 /// A rotary embedding's angles for the rows of a step.
@@ -90,18 +98,19 @@ pub fn rope(x: &mut Tensor, head_dim: usize, rope: &Rope<'_>) -> Result<(), OpEr
     Ok(())
 }
 
-/// `function(gate) * up`, element by element.
+/// `function(gate) * up`, element by element; [`Gate::ClampedSilu`] treats `up`, too.
 ///
 /// # Errors
 /// [`OpError`] if the shapes differ.
 pub fn gated(function: Gate, gate: &Tensor, up: &Tensor) -> Result<Tensor, OpError> {
     same_shape("gated", gate, up)?;
     let mut out = Tensor::undefined(gate.device(), gate.rows(), gate.cols());
-    let kernel = match function {
-        Gate::Silu => vector::swiglu,
-        Gate::GeluTanh => vector::geglu_tanh,
-    };
-    kernel(gate.device().exec(), gate.data(), up.data(), out.data_mut());
+    let (exec, gate, up, data) = (gate.device().exec(), gate.data(), up.data(), out.data_mut());
+    match function {
+        Gate::Silu => vector::swiglu(exec, gate, up, data),
+        Gate::GeluTanh => vector::geglu_tanh(exec, gate, up, data),
+        Gate::ClampedSilu { alpha, limit } => vector::clamped_swiglu(exec, gate, up, alpha, limit, data),
+    }
     Ok(out)
 }
 

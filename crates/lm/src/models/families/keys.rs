@@ -41,6 +41,8 @@ const COMPUTING: &[(&str, &[Neutral])] = &[
     ("scale_depth", &[]),
     ("scale_emb", &[Neutral::One]),
     ("sliding_window_layers", &[]),
+    ("swiglu_alpha", &[]),
+    ("swiglu_limit", &[]),
     ("use_alibi", &[Neutral::False]),
     ("use_bidirectional_attention", &[Neutral::False]),
     ("use_parallel_residual", &[Neutral::False]),

@@ -92,7 +92,7 @@ pub(super) fn rope_defaults(dims: &Dims, base: f64) -> RopeDefaults {
     }
 }
 
-/// Attention without biases, norms, caps or window, in rope 0, scaled by `head_dim^-½`.
+/// Attention without biases, norms, caps, sinks or window, in rope 0, scaled by `head_dim^-½`.
 pub(super) fn plain_attention(dims: &Dims) -> AttentionConfig {
     AttentionConfig {
         heads: dims.heads,
@@ -107,6 +107,7 @@ pub(super) fn plain_attention(dims: &Dims) -> AttentionConfig {
         fused_qkv: false,
         rope: Some(0),
         temperature: None,
+        sinks: false,
         kv_conv: false,
     }
 }

@@ -12,7 +12,7 @@ use crate::cache::Policy;
 use crate::models::config::{Config, ConfigError};
 use crate::models::description::{
     Activation, AttentionConfig, DecoderConfig, ExpertsConfig, FeedForwardConfig, LayerConfig, MlpConfig,
-    Names, NormPlacement, QkNorm, Temperature,
+    Names, NormPlacement, QkNorm, Routing, Temperature,
 };
 use crate::models::rope::{Rope, RopeDefaults};
 
@@ -107,17 +107,18 @@ fn feed_forwards(config: &Config, dims: &Dims) -> Result<Vec<FeedForwardConfig>,
     let count = config.count_or("num_local_experts", 16)?;
     let per_token = config.size_or("num_experts_per_tok", 1)?;
     if with_experts.contains(&true) {
-        if count == 0 || count > super::EXPERTS_MAX {
-            let allowed = format!("from 1 to {}, since layers have experts", super::EXPERTS_MAX);
-            return Err(config.invalid("num_local_experts", &allowed));
-        }
-        if per_token > count {
-            let allowed = format!("at most num_local_experts, {count}");
-            return Err(config.invalid("num_experts_per_tok", &allowed));
-        }
+        super::check_experts(config, count, per_token)?;
     }
     let expert = MlpConfig { intermediate: dims.intermediate, ..dense };
-    let experts = ExpertsConfig { count, per_token, expert };
+    let experts = ExpertsConfig {
+        count,
+        per_token,
+        expert,
+        routing: Routing::SigmoidOnInput,
+        router_bias: false,
+        shared: true,
+        rows_take_turns: false,
+    };
     let block = |with_experts| match with_experts {
         true => FeedForwardConfig::Experts(experts),
         false => FeedForwardConfig::Dense(dense),

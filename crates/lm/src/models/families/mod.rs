@@ -5,6 +5,7 @@ mod baichuan_m1;
 mod dims;
 mod gemma2;
 mod gemma3;
+mod gpt_oss;
 mod keys;
 mod lfm2;
 mod llama;
@@ -28,6 +29,7 @@ const FAMILIES: &[(&str, Describe)] = &[
     ("baichuan_m1", baichuan_m1::describe),
     ("gemma2", gemma2::describe),
     ("gemma3_text", gemma3::describe),
+    ("gpt_oss", gpt_oss::describe),
     ("iquestcoder", llama::describe),
     ("lfm2", lfm2::describe),
     ("llama", llama::describe),
@@ -66,6 +68,18 @@ fn activation(config: &Config, key: &str, default: Activation) -> Result<Activat
         Some("gelu_pytorch_tanh" | "gelu_new" | "gelu_fast") => Ok(Activation::GeluTanh),
         Some(_) => Err(config.invalid(key, "one of silu, swish, gelu_pytorch_tanh, gelu_new, gelu_fast")),
     }
+}
+
+/// Refuses a number of experts in `num_local_experts`, or of those that a token goes through, that cannot be.
+fn check_experts(config: &Config, count: usize, per_token: usize) -> Result<(), ConfigError> {
+    if count == 0 || count > EXPERTS_MAX {
+        let allowed = format!("from 1 to {EXPERTS_MAX}, since layers have experts");
+        return Err(config.invalid("num_local_experts", &allowed));
+    }
+    if per_token > count {
+        return Err(config.invalid("num_experts_per_tok", &format!("at most num_local_experts, {count}")));
+    }
+    Ok(())
 }
 
 /// What a layer type says: whether each of the `layers` slides its window, where `layer_types` is present.

@@ -19,6 +19,8 @@ pub(in crate::models) struct Attention {
     output: Linear,
     /// Norms over each head of q and k.
     qk_norm: Option<(Norm, Norm)>,
+    /// A logit for each query head that takes part in its softmaxes without a value.
+    sinks: Option<Vec<f32>>,
     /// What mixes k and v with those of the token before.
     kv_conv: Option<(CausalConv, CausalConv)>,
     /// Its place among the layers that have keys and values.
@@ -54,12 +56,17 @@ impl Attention {
         let output = module(names.attention_output);
         let output = checkpoint.linear(exec, &output, model.hidden, q_rows, config.output_bias)?;
         let qk_norm = load_qk_norm(checkpoint, model, config, layer)?;
+        let sinks = match config.sinks {
+            true => Some(checkpoint.vector(&module("sinks"), config.heads)?),
+            false => None,
+        };
         let conv = |name: &str, slot| load_kv_conv(checkpoint, config, &module(name), slot);
         let kv_conv = match config.kv_conv {
             true => Some((conv("conv_k", place.slot)?, conv("conv_v", place.slot + 1)?)),
             false => None,
         };
-        Ok(Self { config: config.clone(), q, k, v, output, qk_norm, kv_conv, layer: place.kv, names })
+        let config = config.clone();
+        Ok(Self { config, q, k, v, output, qk_norm, sinks, kv_conv, layer: place.kv, names })
     }
 
     pub(in crate::models) fn forward(
@@ -141,7 +148,7 @@ impl Attention {
                 quant: kv.quant(s.id),
             })
             .collect();
-        Ok(ops::attention(&shape, q, None, &sequences)?)
+        Ok(ops::attention(&shape, q, self.sinks.as_deref(), &sequences)?)
     }
 
     pub(in crate::models) fn visit_linears(&self, layer: &str, visit: &mut dyn FnMut(&str, &Linear)) {
