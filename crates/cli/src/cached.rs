@@ -29,6 +29,11 @@ pub(crate) fn open(path: &Path, args: &GenerateArgs) -> Result<PromptCacheFile, 
     if args.run.kv_dtype != KvDtype::Auto && asked != own {
         return conflict("--kv-dtype", device::name(asked), device::name(own));
     }
+    if let Some(how) = file.quantization()
+        && let Some((flag, given, has)) = args.run.kv_quant.conflict(how)
+    {
+        return conflict(flag, &given.to_string(), &has.to_string());
+    }
     if let Some(window) = args.run.kv_window()?
         && !file.windows().contains(&window)
     {
@@ -104,6 +109,20 @@ fn longer(messages: &[Value], prompt: &str) -> Vec<Value> {
 
 fn content(message: &Value) -> Option<&str> {
     message.get("content").and_then(Value::as_str)
+}
+
+/// Says so where `--kv-bits` acts on a file of floats from a position on that the file has passed.
+pub(crate) fn note_late_quantization(file: &PromptCacheFile, args: &GenerateArgs, notices: &mut Notices) {
+    let asked = args.run.kv_quant.quantization().ok().flatten().filter(|_| file.quantization().is_none());
+    if let Some(how) = asked.filter(|how| how.start() < file.token_count()) {
+        notices.add(format!(
+            "the {} tokens of {} were run over floats: those from position {} on would have read --kv-bits {} otherwise",
+            file.token_count(),
+            file.path().display(),
+            how.start(),
+            how.bits()
+        ));
+    }
 }
 
 /// Says how much of a file was of use.

@@ -85,6 +85,14 @@ pub(crate) enum Reuse<'a> {
     File(&'a PromptCacheFile),
 }
 
+/// How keys and values are quantized: a file's are what they are, and the flags were compared with it before.
+fn quantization(run: &RunArgs, reuse: Reuse<'_>) -> Result<Option<KvQuantization>, End> {
+    match reuse {
+        Reuse::File(file) if file.quantization().is_some() => Ok(file.quantization()),
+        _ => run.kv_quant.quantization(),
+    }
+}
+
 /// How a rendered conversation ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tail {
@@ -127,6 +135,7 @@ impl Session {
         if model.trust_remote_code {
             notices.add("--trust-remote-code has no effect: lmx never runs code of a model folder");
         }
+        let kv_quantization = quantization(run, reuse)?;
         let mut extra_eos = template.extra_eos_token.clone();
         if let Reuse::File(file) = reuse {
             extra_eos.extend(file.notes().eos_token.clone());
@@ -135,14 +144,14 @@ impl Session {
             device: device::open(run.threads)?,
             open: open_options(model),
             extra_eos,
-            kv_quantization: run.kv_quant.quantization()?,
+            kv_quantization,
         };
         let mut progress = Progress::new("loading");
         let mut show = |done, total| progress.set(done as u64, total as u64);
         let loaded = lmx::load_with_progress(model.name(), &options, &mut show);
         drop(progress);
         let loaded = loaded.map_err(|error| match error {
-            LoadError::KvQuant(error) => refused(&error),
+            LoadError::KvQuant(error) if run.kv_quant.is_given() => refused(&error),
             error => anyhow::Error::new(error).into(),
         })?;
         device::notice().into_iter().for_each(|notice| notices.add(notice));
@@ -169,13 +178,19 @@ impl Session {
         if run.kv_dtype == KvDtype::Auto {
             notices.add_fact(format!("keys and values are stored as {}", device::name(kv_type)));
         }
-        let kv_quantization = run.kv_quant.quantization()?;
+        let kv_quantization = quantization(run, reuse)?;
         let mut kv_format = device::name(kv_type).to_owned();
         if let Some(how) = kv_quantization {
             kv_format +=
                 &format!(", {} bits in groups of {} from {} on", how.bits(), how.group(), how.start());
+            let why = match reuse {
+                Reuse::File(file) if file.quantization().is_some() => {
+                    format!("as in {}", file.path().display())
+                }
+                _ => "--kv-bits".to_owned(),
+            };
             notices.add_fact(format!(
-                "positions from {} on read keys and values of {} bits in groups of {} (--kv-bits)",
+                "positions from {} on read keys and values of {} bits in groups of {} ({why})",
                 how.start(),
                 how.bits(),
                 how.group()
@@ -251,7 +266,7 @@ impl Session {
     ) {
         let context = self.engine.model().context_length();
         // The last token of a reply is not run.
-        let most = max_tokens.map_or(context, |n| prompt.saturating_add(n).saturating_sub(1)).min(context);
+        let most = max_tokens.map_or(context, |n| prompt.saturating_add(n.saturating_sub(1))).min(context);
         if let Some(how) = self.kv_quantization.filter(|how| most <= how.start()) {
             notices.add(format!(
                 "--kv-bits has no effect: it acts from position {} on (--quantized-kv-start), and there are at most \

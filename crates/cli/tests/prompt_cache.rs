@@ -151,6 +151,74 @@ fn flags_that_contradict_the_file_are_refused_with_both_values() {
 }
 
 #[test]
+fn quantized_keys_and_values_are_taken_over_from_the_file() {
+    let model = Model::random();
+    let (file, floats) = (model.file("quantized"), model.file("floats"));
+    let (file, floats) = (file.to_str().unwrap(), floats.to_str().unwrap());
+    let count = BEGINNING.len() + 1;
+    for start in ["0", "40"] {
+        let flags = ["--kv-bits", "4", "--kv-group-size", "32", "--quantized-kv-start", start];
+        let made = cache(&model, file, &flags);
+        made.assert_ok();
+        assert!(made.stderr.contains("4 bits in groups of 32"), "{made:?}");
+        let warm = generate(file, &["-p", " And more."]);
+        let whole = format!("{BEGINNING} And more.");
+        let fixed = ["generate", "--model", model.path(), "--json", "-m", "8", "-p", &whole];
+        let cold: Value = serde_json::from_str(run(&[&fixed[..], &flags].concat()).assert_ok()).unwrap();
+        for key in ["text", "token_ids", "prompt_tokens", "kv_format", "kv_quantized_from"] {
+            assert_eq!(warm[key], cold[key], "{key}: {warm}");
+        }
+        assert_eq!(warm["cached_tokens"], json!(count));
+        let notices = warm["notices"].to_string();
+        let says =
+            format!("positions from {start} on read keys and values of 4 bits in groups of 32 (as in ");
+        assert!(notices.contains(&says) && notices.contains("quantized"), "{notices}");
+        let agreed = generate(file, &[&["-p", " And more."], &flags[..]].concat());
+        assert_eq!(agreed["token_ids"], cold["token_ids"]);
+    }
+    let conflicts: [(&[&str], [&str; 3]); 4] = [
+        (&["--kv-bits", "8"], ["--kv-bits", "8", "4"]),
+        (&["--kv-bits", "4", "--kv-group-size", "64"], ["--kv-group-size", "64", "32"]),
+        (&["--kv-bits", "4", "--quantized-kv-start", "41"], ["--quantized-kv-start", "41", "40"]),
+        (&["--max-kv-size", "40"], ["--max-kv-size", "40", "no bound"]),
+    ];
+    for (flags, says) in conflicts {
+        generate_error(file, flags, 2, &says);
+    }
+    // Floats are quantized where it is asked for; what has passed that is said.
+    cache(&model, floats, &[]).assert_ok();
+    let flags = ["--kv-bits", "2", "--kv-group-size", "32", "--quantized-kv-start"];
+    let late = generate(floats, &[&flags[..], &["40"]].concat());
+    let notices = late["notices"].to_string();
+    assert!(notices.contains("(--kv-bits)") && notices.contains("from position 40 on"), "{notices}");
+    let later = generate(floats, &[&flags[..], &["66"]].concat());
+    assert_eq!(later["kv_quantized_from"], 66);
+    assert!(!later["notices"].to_string().contains("over floats"), "{later}");
+    // A prompt that does not come to the start is floats.
+    let made = cache(&model, file, &["--kv-bits", "4", "--kv-group-size", "32"]);
+    made.assert_ok();
+    assert!(made.stderr.contains("--kv-bits has no effect"), "{made:?}");
+    // Windows have no place in such a file: known before there are any weights.
+    std::fs::remove_file(model.file("model.safetensors")).unwrap();
+    let window = ["--kv-bits", "4", "--kv-group-size", "32", "--max-kv-size", "40"];
+    cache(&model, file, &window).assert_error(2, &["--kv-bits", "--max-kv-size"]);
+}
+
+#[test]
+fn a_model_with_windows_is_refused_for_quantized_files() {
+    let model = Model::random();
+    model.edit("config.json", |config| {
+        config["model_type"] = json!("mistral");
+        config["sliding_window"] = json!(16);
+    });
+    let file = model.file("cache");
+    let file = file.to_str().unwrap();
+    cache(&model, file, &[]).assert_ok();
+    let flags = ["--kv-bits", "4", "--kv-group-size", "32"];
+    cache(&model, file, &flags).assert_error(2, &["--kv-bits", "window"]);
+}
+
+#[test]
 fn bad_files_and_flags_are_named() {
     let model = Model::random();
     let file = model.file("cache");

@@ -41,8 +41,12 @@ impl CachePromptArgs {
     /// [`End::Usage`] naming the flag.
     pub(crate) fn validate(&self) -> Result<&Self, End> {
         self.refused.check()?;
-        self.run.kv_window()?;
+        let bounded = self.run.kv_window()?.is_some();
         self.run.kv_quant.quantization()?;
+        if bounded && self.run.kv_quant.is_given() {
+            let why = "a file has no place for quantized keys and values in a window";
+            return Err(End::Usage(format!("--kv-bits cannot be used with --max-kv-size: {why}")));
+        }
         Ok(self)
     }
 

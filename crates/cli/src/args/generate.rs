@@ -35,7 +35,7 @@ pub(crate) struct GenerateArgs {
     #[arg(long, conflicts_with = "use_default_chat_template")]
     pub(crate) ignore_chat_template: bool,
     /// Go on from a file of lmx cache-prompt or mlx_lm.cache_prompt, whose user turn the prompt continues; the
-    /// model, the type of keys and values and --max-kv-size are the file's
+    /// model, the type of keys and values, their quantization and --max-kv-size are the file's
     #[arg(long, value_name = "FILE", conflicts_with_all = ["n", "best_of"])]
     pub(crate) prompt_cache_file: Option<PathBuf>,
     /// Tokens to generate at most (-1: until the context is full)

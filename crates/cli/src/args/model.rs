@@ -181,6 +181,22 @@ impl KvQuantArgs {
         let start = self.quantized_kv_start.unwrap_or(KvQuantization::START);
         KvQuantization::new(bits, group, start).map(Some).map_err(|error| refused(&error))
     }
+
+    /// Whether keys and values are to be quantized.
+    pub(crate) fn is_given(&self) -> bool {
+        self.kv_bits.is_some()
+    }
+
+    /// The first flag that was given and does not say what `has` does: its name and both values.
+    pub(crate) fn conflict(&self, has: KvQuantization) -> Option<(&'static str, usize, usize)> {
+        [
+            ("--kv-bits", self.kv_bits, has.bits()),
+            ("--kv-group-size", self.kv_group_size, has.group()),
+            ("--quantized-kv-start", self.quantized_kv_start, has.start()),
+        ]
+        .into_iter()
+        .find_map(|(flag, given, has)| given.filter(|&given| given != has).map(|given| (flag, given, has)))
+    }
 }
 
 /// What is said where keys and values cannot be quantized so, with the flag that it is about.

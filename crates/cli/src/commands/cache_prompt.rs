@@ -2,17 +2,33 @@
 
 use super::generate::read_prompt;
 use crate::args::cache_prompt::CachePromptArgs;
-use crate::args::model::PrefixArgs;
+use crate::args::model::{ModelArgs, PrefixArgs, refused};
 use crate::chat::conversation::message;
 use crate::end::End;
 use crate::report::{self, Notices};
 use crate::running;
-use crate::session::{Reuse, Session, Tail};
+use crate::session::{Reuse, Session, Tail, open_options};
 use crate::terminal;
 use anyhow::anyhow;
+use lmx::KvType;
+use lmx::cache::KvSpec;
+use lmx::checkpoint::Checkpoint;
 use lmx::engine::Request;
 use lmx::prompt_cache::Notes;
 use lmx::text::TemplateError;
+
+/// That files have a place for what this model's cache is, which its configuration tells.
+fn check_savable(args: &CachePromptArgs, model: &ModelArgs) -> Result<(), End> {
+    let checkpoint = Checkpoint::open(model.name(), &open_options(model)).map_err(anyhow::Error::new)?;
+    let config = checkpoint.describe().map_err(anyhow::Error::new)?;
+    // Files have a place for any float type.
+    let spec = KvSpec::new(&config.layer_kv(), KvType::F32).with_states(config.states());
+    let spec = args.run.kv_window()?.into_iter().fold(spec, KvSpec::bounded);
+    lmx::prompt_cache::check_savable(&spec).map_err(anyhow::Error::new)?;
+    let Some(how) = args.run.kv_quant.quantization()? else { return Ok(()) };
+    let spec = spec.quantized(how).map_err(|error| refused(&error))?;
+    lmx::prompt_cache::check_savable(&spec).map_err(|error| End::Usage(format!("--kv-bits: {error}")))
+}
 
 /// Runs the command.
 pub(crate) fn run(args: &CachePromptArgs) -> Result<(), End> {
@@ -22,6 +38,7 @@ pub(crate) fn run(args: &CachePromptArgs) -> Result<(), End> {
     };
     let mut notices = Notices::new(false);
     let (model, template) = (args.model_args(), args.template_args());
+    check_savable(args, &model)?;
     let prefixes = PrefixArgs::default();
     let mut session =
         Session::open(&model, &args.run, &template, Reuse::Prefixes(&prefixes), 1, &mut notices)?;
@@ -35,6 +52,7 @@ pub(crate) fn run(args: &CachePromptArgs) -> Result<(), End> {
         }
         Err(error) => return Err(anyhow::Error::new(error.clone()).into()),
     };
+    session.notice_quantization_out_of_reach(tokens.len(), Some(0), &mut notices);
     let identity = session.identity()?;
     let outcome = running::run(&mut session.engine, Request::new(tokens.clone(), 0), &mut |_| Ok(()))?;
     if outcome.finish.is_none() {

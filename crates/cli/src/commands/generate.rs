@@ -49,7 +49,10 @@ pub(crate) fn run(options: &GenerateOptions) -> Result<(), End> {
     };
     let mut session = Session::open(&model, &args.run, &args.template, reuse, RUNNING, &mut notices)?;
     let tokens = match &file {
-        Some(file) => cached::prompt_tokens(&session, file, args, &prompt, &mut notices)?,
+        Some(file) => {
+            cached::note_late_quantization(file, args, &mut notices);
+            cached::prompt_tokens(&session, file, args, &prompt, &mut notices)?
+        }
         None => prompt_tokens(&session, args, &prompt, &mut notices)?,
     };
     session.notice_quantization_out_of_reach(tokens.len(), args.max_tokens.0, &mut notices);
