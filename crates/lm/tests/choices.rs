@@ -50,6 +50,9 @@ fn choice_i_is_the_reply_of_its_own_seed_and_the_prompt_is_run_once() {
         assert_eq!((choice.stats.prompt_tokens, choice.stats.cached_tokens), (90, 89), "choice {i}");
         assert_eq!(choice.logprobs.len(), 9);
     }
+    let apart = solo.choices(2, 41, &mut request).unwrap();
+    assert_eq!(apart[1].token_ids, choices[1].token_ids, "without a prefix cache");
+    assert_eq!(apart[1].stats.cached_tokens, 0);
     assert_eq!(fold_seed(41, 0), 41, "the first has the seed itself");
     let mut seeds: Vec<u64> = (0..1000).map(|i| fold_seed(7, i)).collect();
     seeds.sort_unstable();

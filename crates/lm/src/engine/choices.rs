@@ -102,9 +102,10 @@ impl Engine {
         make: &mut dyn FnMut(u64) -> Request,
     ) -> Result<Vec<Reply>, RequestError> {
         let requests: Vec<Request> = (0..count as u64).map(|i| make(fold_seed(seed, i))).collect();
-        if let Some(request) =
-            requests.first().filter(|r| count > 1 && r.tokens.len() > 1 && r.cache.is_none())
-        {
+        // Without a prefix cache there would be nothing left of it.
+        let shares = count > 1 && self.options.prefix_cache.is_some();
+        let shares = |request: &&Request| shares && request.tokens.len() > 1 && request.cache.is_none();
+        if let Some(request) = requests.first().filter(shares) {
             let prompt = request.tokens[..request.tokens.len() - 1].to_vec();
             self.generate(Request::new(prompt, 0))?.try_for_each(|event| event.map(drop))?;
         }
