@@ -241,11 +241,14 @@ fn a_request_that_cannot_fit_fails_and_smaller_ones_finish() {
     let mut engine = engine("llama-f32", options);
     let small: Vec<RequestId> =
         (0..3).map(|i| engine.submit(Request::new(tokens(20, i), 5)).unwrap()).collect();
-    let large = engine.submit(Request::new(tokens(120, 9), 5)).unwrap();
+    let error = engine.submit(Request::new(tokens(120, 9), 5)).unwrap_err();
+    assert!(matches!(error, RequestError::OutOfMemory(_)) && error.to_string().contains("budget"), "{error}");
+    // The prompt fits, but not the reply.
+    let large = engine.submit(Request::new(tokens(90, 9), 50)).unwrap();
     let mut seen = BTreeMap::new();
     let failed = drain(&mut engine, &mut seen);
     let [(id, RequestError::OutOfMemory(_))] = &failed[..] else { panic!("{failed:?}") };
-    assert_eq!(*id, large);
+    assert_eq!((*id, seen[&large].len()), (large, 7), "96 positions, and the last token needs none");
     assert!(small.iter().all(|id| seen[id].len() == 5));
     assert_eq!(engine.kv().budget().used(), 0);
 }

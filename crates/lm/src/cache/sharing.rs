@@ -58,6 +58,30 @@ impl KvStore {
         self.remove(id);
     }
 
+    /// As [`KvStore::leave_prefix`], for a sequence that will be continued: it is not written to the folder.
+    pub fn set_aside(&mut self, id: SequenceId, entry: &PrefixTokens<'_>) {
+        self.store_prefix(id, entry, true);
+        self.remove(id);
+    }
+
+    /// Bytes that can be had for running sequences: what is free, and what stored prefixes would give back.
+    #[must_use]
+    pub fn available_bytes(&self) -> usize {
+        let free = self.budget.limit().saturating_sub(self.budget.used());
+        free.saturating_add(self.prefixes.as_ref().map_or(0, PrefixCache::evictable))
+    }
+
+    /// Bytes that a sequence which begins like `tokens` would share with others that run.
+    #[must_use]
+    pub fn shared_bytes(&self, root: u64, tokens: &[u32], limit: usize) -> usize {
+        // One of the owners is the cache, one is what was found.
+        let shared = |found: Found| {
+            let blocks = found.tables.iter().flatten().flatten();
+            blocks.filter(|block| Arc::strong_count(block) > 2).map(|block| block.bytes()).sum()
+        };
+        self.find_prefix(root, tokens, limit).map_or(0, |(_, found)| shared(found))
+    }
+
     fn store_prefix(&mut self, id: SequenceId, entry: &PrefixTokens<'_>, tail: bool) {
         let Some(prefixes) = self.prefixes.as_mut() else { return };
         let Some(sequence) = self.sequences.iter().find(|s| s.id == id) else { return };

@@ -293,6 +293,15 @@ impl KvStore {
         Ok(())
     }
 
+    /// Gives back what was reserved and not committed.
+    pub fn release_reserved(&mut self, id: SequenceId) {
+        if let Ok(sequence) = self.get_mut(id) {
+            let len = sequence.len;
+            sequence.tables.iter_mut().for_each(|table| table.truncate(len.div_ceil(BLOCK)));
+            sequence.states.truncate(len);
+        }
+    }
+
     /// Stores the keys and values `k`, `v` (`[tokens][kv_heads][head_dim]`) of `layer`, counted among those that
     /// have keys and values, at the positions after the sequence's length. The room must have been reserved.
     ///

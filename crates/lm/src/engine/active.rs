@@ -1,6 +1,7 @@
 //! A request that waits or runs: its tokens, its sampler, its text.
 
 use super::draft::Drafter;
+use super::watch::{Watch, guarded};
 use super::{
     Event, FinishReason, LONG_CONTEXT, Request, RequestError, RequestId, SHORT_CONTEXT, Stats, Update,
 };
@@ -14,6 +15,7 @@ use crate::sample::{
 };
 use crate::text::{Detokenizer, EosSet, StopMatcher, Tokenizer, check_stops};
 use lmx_tensor::kernels::Exec;
+use std::cmp::Reverse;
 use std::time::Instant;
 
 pub(super) struct Active {
@@ -42,6 +44,11 @@ pub(super) struct Active {
     ignore_eos: bool,
     text: TextOut,
     sequence: SequenceId,
+    /// Whether its sequence began with a cache of the caller's, which running the tokens again may not give back bit
+    /// by bit: so it is never preempted.
+    pinned: bool,
+    priority: i32,
+    pub(super) watch: Watch,
     state: State,
     submitted: Instant,
     first_token: Option<Instant>,
@@ -50,6 +57,8 @@ pub(super) struct Active {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Running,
+    /// Waits again, its blocks given up.
+    Preempted,
     Finished,
     Failed,
 }
@@ -99,6 +108,7 @@ impl Active {
         sequence: SequenceId,
         model: &dyn Model,
         tokenizer: &Tokenizer,
+        now: Instant,
     ) -> Result<Self, RequestError> {
         let (prompt_len, vocab) = (request.tokens.len(), model.vocab());
         let unknown = cache.filter(|c| c.tokens().is_none()).map_or(0, PromptCache::len);
@@ -166,21 +176,68 @@ impl Active {
             ignore_eos: request.ignore_eos,
             text: TextOut { detokenizer: tokenizer.detokenizer(), stop: StopMatcher::new(&request.stop) },
             sequence,
+            pinned: unknown > 0,
+            priority: request.priority,
+            watch: Watch::new(now, request.queue_deadline, request.stall_deadline),
             state: State::Running,
             submitted: Instant::now(),
             first_token: None,
         })
     }
 
-    /// Begins running over `sequence`, which holds the first `cached` tokens of the prompt.
-    pub(super) fn start(&mut self, sequence: SequenceId, cached: usize) {
+    /// Begins with `sequence`, which holds the first `cached` tokens: part of a cache of the caller's if `pinned`.
+    pub(super) fn start(&mut self, sequence: SequenceId, cached: usize, pinned: bool) {
         self.sequence = sequence;
-        self.stats.cached_tokens = cached;
+        self.pinned = pinned;
+        // What a preempted request finds again was run for it.
+        if self.stats.preemptions == 0 {
+            self.stats.cached_tokens = cached;
+        }
     }
 
-    /// Whether its cache holds part of the prompt already.
-    pub(super) fn has_begun(&self) -> bool {
-        self.stats.cached_tokens > 0
+    /// Its place among the others: higher priorities first, then those that came first.
+    pub(super) fn rank(&self) -> (Reverse<i32>, RequestId) {
+        (Reverse(self.priority), self.id)
+    }
+
+    pub(super) fn priority(&self) -> i32 {
+        self.priority
+    }
+
+    /// Whether its blocks can be given up: running its tokens again gives the same bits.
+    pub(super) fn can_be_preempted(&self) -> bool {
+        self.state == State::Running && !self.pinned
+    }
+
+    /// Gives its cache of `held` tokens up for the empty `sequence`; all else stays, so that it goes on as if nothing
+    /// had happened once its tokens have been run again.
+    pub(super) fn preempt(&mut self, sequence: SequenceId, held: usize) {
+        self.sequence = sequence;
+        self.state = State::Preempted;
+        self.stats.preemptions += usize::from(held > 0);
+    }
+
+    pub(super) fn is_preempted(&self) -> bool {
+        self.state == State::Preempted
+    }
+
+    /// Is one of those that run.
+    pub(super) fn is_running(&self) -> bool {
+        self.state == State::Running
+    }
+
+    pub(super) fn resume(&mut self) {
+        self.state = State::Running;
+    }
+
+    /// Whether all that it lacks of its cache is the token that was drawn last.
+    pub(super) fn is_decoding(&self, held: usize) -> bool {
+        self.generating() && self.pending(held).len() == 1
+    }
+
+    /// All tokens that are known, with those that nobody knows.
+    pub(super) fn total(&self) -> usize {
+        self.unknown + self.tokens.len()
     }
 
     /// The tokens that follow the `held` ones of its cache.
@@ -223,7 +280,7 @@ impl Active {
     }
 
     pub(super) fn finished(&self) -> bool {
-        self.state != State::Running
+        matches!(self.state, State::Finished | State::Failed)
     }
 
     pub(super) fn failed(&self) -> bool {
@@ -294,18 +351,23 @@ impl Active {
 
     /// Processors, then the grammar, then normalization, then the sampler with the key of this position.
     fn draw(&mut self, exec: &Exec, logits: &mut [f32]) -> Result<Draw, RequestError> {
-        self.processors.process(&self.tokens, logits)?;
+        guarded("logits processor", || Ok(self.processors.process(&self.tokens, logits)?))?;
         if let Some(grammar) = &mut self.grammar {
-            grammar.apply(logits)?;
+            guarded("grammar", || Ok(grammar.apply(logits)?))?;
         }
         self.logprobs.resize(logits.len(), 0.0);
         log_softmax(exec, logits, &mut self.logprobs)?;
         let key = self.keys.key(self.tokens.len() - self.prompt_len);
-        let token = self.sampler.sample(&self.logprobs, key);
-        let logprob = self.logprobs.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
-        self.processors.accept(token);
+        let token = guarded("sampler", || Ok(self.sampler.sample(&self.logprobs, key)))?;
+        let Some(&logprob) = self.logprobs.get(token as usize) else {
+            return Err(RequestError::SampledToken { token, vocab: self.logprobs.len() });
+        };
+        guarded("logits processor", || {
+            self.processors.accept(token);
+            Ok(())
+        })?;
         if let Some(grammar) = &mut self.grammar {
-            grammar.accept(token)?;
+            guarded("grammar", || Ok(grammar.accept(token)?))?;
         }
         Ok(Draw { token, logprob, top: top_logprobs(&self.logprobs, self.top_logprobs) })
     }

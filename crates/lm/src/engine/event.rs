@@ -71,6 +71,8 @@ pub struct Stats {
     pub drafted_tokens: usize,
     /// Guesses that were right.
     pub accepted_tokens: usize,
+    /// How often the request gave its keys and values up to others, and ran its tokens again.
+    pub preemptions: usize,
     /// From submission to the first token.
     pub first_token_seconds: f64,
     /// From the first token to the last.

@@ -12,12 +12,14 @@ mod event;
 mod generation;
 mod request;
 mod schedule;
+mod watch;
 
 pub use choices::{Reply, Score, Vote, majority_vote};
 pub use draft::NgramSpeculation;
 pub use event::{Event, FinishReason, Stats, Update};
 pub use generation::Generation;
 pub use request::{Request, RequestError};
+pub use watch::Liveness;
 
 use crate::cache::{
     KvError, KvQuantError, KvQuantization, KvStore, KvWindow, PrefixCacheOptions, PrefixDirError,
@@ -33,6 +35,8 @@ use lmx_tensor::kernels::attention::KvType;
 use schedule::Planned;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
+use watch::{Clock, guarded};
 
 /// The prefix cache's roots: rope scaling may depend on whether a request exceeds the model's original context.
 const SHORT_CONTEXT: u64 = 0;
@@ -45,9 +49,14 @@ pub struct RequestId(u64);
 /// How an engine runs.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineOptions {
-    /// Most prompt tokens that one step runs, over all sequences (at least 1).
+    /// Most prompt tokens that one step runs, over all sequences (at least 1), beside one token of each sequence that
+    /// generates: the longest that a prompt holds the others up.
     pub prefill_step_size: usize,
-    /// Most sequences that advance together; later ones wait.
+    /// Most sequences whose prompts are run at the same time (at least 1). They share `prefill_step_size`: higher
+    /// priorities first, those of one priority evenly, so that a short prompt need not wait for the end of a long one.
+    pub prompt_concurrency: usize,
+    /// Most sequences that advance together (at least 1); later ones wait, in the order of their priorities and then of
+    /// their submission, and none overtakes one that waits for memory.
     pub max_running: usize,
     /// How keys and values are stored.
     pub kv_type: KvType,
@@ -55,7 +64,8 @@ pub struct EngineOptions {
     pub kv_window: Option<KvWindow>,
     /// From which position on keys and values are quantized, and how; `None` for never.
     pub kv_quantization: Option<KvQuantization>,
-    /// Most bytes of keys and values.
+    /// Most bytes of keys and values. When they are used up, the sequence of the lowest priority that came last is
+    /// preempted: it gives its blocks up, waits, runs its tokens again and goes on with the same result.
     pub kv_memory: usize,
     /// How much is kept of what has been run, so that a prompt that begins like an earlier one continues from
     /// there; `None` for nothing. Counts against `kv_memory`, and gives way to what runs.
@@ -66,6 +76,7 @@ impl Default for EngineOptions {
     fn default() -> Self {
         Self {
             prefill_step_size: 2048,
+            prompt_concurrency: 8,
             max_running: 32,
             kv_type: KvType::F16,
             kv_window: None,
@@ -83,9 +94,11 @@ pub struct Engine {
     eos: EosSet,
     options: EngineOptions,
     kv: KvStore,
+    /// In the order of their ranks, like those that run.
     waiting: VecDeque<Active>,
     running: Vec<Active>,
     next_id: u64,
+    clock: Clock,
 }
 
 impl Engine {
@@ -114,7 +127,8 @@ impl Engine {
             None => kv,
         };
         let (waiting, running) = (VecDeque::new(), Vec::new());
-        Ok(Self { model, tokenizer, eos, options, kv, waiting, running, next_id: 0 })
+        let clock = Clock::new(Box::new(Instant::now));
+        Ok(Self { model, tokenizer, eos, options, kv, waiting, running, next_id: 0, clock })
     }
 
     /// The model.
@@ -185,19 +199,29 @@ impl Engine {
     /// # Errors
     /// [`RequestError`] naming the field; the other requests are not touched.
     pub fn submit(&mut self, mut request: Request) -> Result<RequestId, RequestError> {
+        if self.clock.is_closing() {
+            return Err(RequestError::Shutdown);
+        }
+        let now = self.clock.now();
         let id = RequestId(self.next_id);
         let cache = request.cache.take();
+        if cache.is_none() {
+            self.check_fits(request.tokens.len())?;
+        }
         let sequence = match &cache {
             Some(cache) => cache.fork_into(&mut self.kv).map_err(RequestError::Cache)?,
             None => self.kv.add(),
         };
-        match Active::new(id, request, cache.as_ref(), sequence, &*self.model, &self.tokenizer) {
+        match Active::new(id, request, cache.as_ref(), sequence, &*self.model, &self.tokenizer, now) {
             Ok(mut active) => {
                 self.next_id += 1;
                 if let Some(cache) = cache {
                     self.begin_from(&mut active, &cache);
                 }
-                self.waiting.push_back(active);
+                if self.is_idle() {
+                    self.clock.heard = now;
+                }
+                self.enqueue(active);
                 Ok(id)
             }
             Err(error) => {
@@ -216,11 +240,11 @@ impl Engine {
         // The last prompt token is run again where its logits are needed.
         let common = common.min(active.prompt().len() - usize::from(active.wants_logits()));
         match self.kv.trim(sequence, known.len() - common) {
-            Ok(()) => active.start(sequence, common),
+            Ok(()) => active.start(sequence, common, common > 0),
             // A window has dropped what the shorter one would need: all of it is run again.
             Err(_) => {
                 self.kv.remove(sequence);
-                active.start(self.kv.add(), 0);
+                active.start(self.kv.add(), 0, false);
             }
         }
     }
@@ -284,15 +308,20 @@ impl Engine {
         Ok(Generation::new(self, id))
     }
 
-    /// Advances every sequence that can advance. Returns what happened, in order, nothing if idle.
+    /// Advances every sequence that can advance. Returns what happened, in order, nothing if idle. A sequence that
+    /// generates gets a token in every step, unless it is preempted.
     pub fn step(&mut self) -> Vec<(RequestId, Update)> {
         let mut updates = Vec::new();
+        self.expire(&mut updates);
         self.admit();
         let (inputs, plan) = self.schedule(&mut updates);
         if !plan.is_empty() {
             self.run(&inputs, &plan, &mut updates);
         }
-        self.retire_finished();
+        self.settle();
+        if updates.iter().any(|(_, update)| matches!(update, Update::Token(_))) {
+            self.clock.heard = self.clock.now();
+        }
         updates
     }
 
@@ -306,7 +335,8 @@ impl Engine {
         let result = std::thread::scope(|scope| {
             if !grammars.is_empty() {
                 // What fails here fails again where the request is the one to be told.
-                scope.spawn(|| grammars.into_iter().for_each(|grammar| drop(grammar.prepare())));
+                let prepare = |grammar: &mut Grammar| drop(guarded("grammar", || Ok(grammar.prepare()?)));
+                scope.spawn(move || grammars.into_iter().for_each(prepare));
             }
             let hidden = model.hidden(inputs, kv)?;
             if rows.is_empty() { Ok(None) } else { model.head(&hidden, &rows).map(Some) }
@@ -352,7 +382,10 @@ impl Engine {
             rows.for_each(drop);
             if !planned.guesses.is_empty() {
                 active.learn(planned.guesses.len(), right);
+                let sequence = active.sequence();
                 self.commit(planned, planned.count - planned.guesses.len() + right, updates);
+                // The room of wrong guesses may be another's.
+                self.kv.release_reserved(sequence);
             }
         }
     }
@@ -367,6 +400,7 @@ impl Engine {
             None => self.kv.commit(active.sequence(), tokens),
         };
         debug_assert!(committed.is_ok(), "{committed:?}");
+        active.watch.note_progress(self.clock.now());
         let quantized = self.kv.quant(active.sequence()).and(self.options.kv_quantization);
         active.stats.kv_quantized_from = quantized.map(KvQuantization::start);
         if !active.generating() {

@@ -4,6 +4,7 @@ use super::NgramSpeculation;
 use crate::grammar::{Grammar, GrammarError};
 use crate::prompt_cache::PromptCache;
 use crate::sample::{LogitsProcessor, ParamError, ProcessorParams, SampleError, Sampler, SamplingParams};
+use std::time::Duration;
 
 /// One request: tokens and how to continue them.
 #[derive(Default)]
@@ -35,6 +36,15 @@ pub struct Request {
     pub top_logprobs: usize,
     /// Generate past end-of-sequence tokens. A reply with a grammar ends with it nevertheless.
     pub ignore_eos: bool,
+    /// Higher ones are admitted first, run their prompts first and are preempted last; among equal ones those that were
+    /// submitted first.
+    pub priority: i32,
+    /// The longest time from submission until the request is admitted to the batch for the first time; after that it
+    /// fails. `None` for any.
+    pub queue_deadline: Option<Duration>,
+    /// The longest time without progress once it was admitted (no prompt token run and no token delivered, preempted or
+    /// not); after that it fails, and what was delivered stands. `None` for any.
+    pub stall_deadline: Option<Duration>,
     /// The caller's own sampler, in place of the built-in one.
     pub sampler: Option<Box<dyn Sampler>>,
     /// The caller's own processors, run after the built-in ones.
@@ -121,6 +131,37 @@ pub enum RequestError {
     /// The KV budget cannot hold the request even alone.
     #[error("the request does not fit into memory: {0}")]
     OutOfMemory(crate::cache::KvError),
+    /// It was not admitted in time.
+    #[error("queue_deadline: the request was not admitted within {} s", .limit.as_secs_f64())]
+    QueueDeadline {
+        /// The request's `queue_deadline`.
+        limit: Duration,
+    },
+    /// It was admitted, and made no progress for too long.
+    #[error("stall_deadline: the request made no progress for {} s", .limit.as_secs_f64())]
+    StallDeadline {
+        /// The request's `stall_deadline`.
+        limit: Duration,
+    },
+    /// The engine takes no more requests, or ended this one before it had finished.
+    #[error("the engine shuts down")]
+    Shutdown,
+    /// Code that belongs to this request panicked.
+    #[error("the request's {part} panicked: {message}")]
+    Panicked {
+        /// Which code.
+        part: &'static str,
+        /// What the panic said.
+        message: String,
+    },
+    /// The caller's sampler chose a token that there is not.
+    #[error("the request's sampler chose token {token}, outside the vocabulary of {vocab}")]
+    SampledToken {
+        /// The id.
+        token: u32,
+        /// The number of ids.
+        vocab: usize,
+    },
     /// The forward pass of the batch that the request was in failed.
     #[error("the forward pass failed: {0}")]
     Forward(std::sync::Arc<crate::models::ForwardError>),

@@ -1,8 +1,14 @@
 //! Who runs, and by how many tokens.
+//!
+//! Requests have a rank: higher priorities come first, and among equal ones those that were submitted first. By rank
+//! they are admitted, and get room for the tokens of a step; when there is none, the last one that runs is preempted.
+//! So the first one always gets on, and nobody waits for ever for somebody who came later.
 
 use super::active::Active;
 use super::{Engine, RequestError, RequestId, Update};
+use crate::cache::{BLOCK, KvError, SequenceId};
 use crate::models::StepInputs;
+use std::cmp::Reverse;
 use std::ops::Range;
 
 /// One sequence's place in a step.
@@ -18,65 +24,209 @@ pub(super) struct Planned {
     pub(super) guesses: Vec<u32>,
 }
 
+/// A sequence, by its index among the running ones, and how many tokens of it a step runs.
+struct Share {
+    index: usize,
+    count: usize,
+}
+
 impl Engine {
+    /// Refuses a prompt that the whole budget could not hold.
+    pub(super) fn check_fits(&self, prompt: usize) -> Result<(), RequestError> {
+        let (needed, limit) = (self.kv.spec().bytes_at(prompt), self.kv.budget().limit());
+        if needed > limit {
+            return Err(RequestError::OutOfMemory(KvError::OutOfMemory { used: 0, limit, needed }));
+        }
+        Ok(())
+    }
+
+    /// Puts a request among those that wait.
+    pub(super) fn enqueue(&mut self, active: Active) {
+        let place = self.waiting.partition_point(|other| other.rank() < active.rank());
+        self.waiting.insert(place, active);
+    }
+
     /// Moves waiting requests into the batch, each starting from the longest prefix that is held.
     pub(super) fn admit(&mut self) {
-        while self.running.len() < self.options.max_running.max(1) {
-            let Some(mut active) = self.waiting.pop_front() else { return };
-            // The last prompt token is run again where its logits are needed.
-            let limit = active.prompt().len() - usize::from(active.wants_logits());
-            let prompt = active.prefix(active.prompt().len()).filter(|_| !active.has_begun());
-            let found = prompt.and_then(|prompt| {
-                self.kv.load_prefix(&prompt, limit);
-                self.kv.add_prefix(prompt.root, prompt.tokens, limit)
-            });
-            if let Some((sequence, cached)) = found {
-                self.kv.remove(active.sequence());
-                active.start(sequence, cached);
+        let reading = |a: &&Active| !a.is_decoding(self.kv.len(a.sequence()));
+        let mut reading = self.running.iter().filter(reading).count();
+        while self.running.len() < self.options.max_running.max(1)
+            && reading < self.options.prompt_concurrency.max(1)
+        {
+            let Some(next) = self.waiting.front() else { return };
+            if !self.running.is_empty() && !self.has_room(next) {
+                return;
             }
-            self.running.push(active);
+            let Some(mut active) = self.waiting.pop_front() else { return };
+            self.begin(&mut active);
+            active.watch.note_progress(self.clock.now());
+            active.resume();
+            reading += 1;
+            let place = self.running.partition_point(|other| other.rank() < active.rank());
+            self.running.insert(place, active);
+        }
+    }
+
+    /// Whether all known tokens of a request, and some more of everybody, would find room.
+    fn has_room(&self, next: &Active) -> bool {
+        let spec = self.kv.spec();
+        let at = |active: &Active| spec.bytes_at(active.total() + BLOCK);
+        let held = |active: &Active| spec.bytes_at(self.kv.len(active.sequence()));
+        let growth: usize = self.running.iter().map(|active| at(active).saturating_sub(held(active))).sum();
+        let shared = match next.prefix(next.tokens.len()) {
+            Some(p) => self.kv.shared_bytes(p.root, p.tokens, p.tokens.len()),
+            None => 0,
+        };
+        let needed = growth + at(next).saturating_sub(held(next).max(shared));
+        let budget = self.kv.budget();
+        budget.limit().saturating_sub(budget.used()) >= needed || self.kv.available_bytes() >= needed
+    }
+
+    /// Gives a request the longest prefix that is held, unless it has one of its own.
+    fn begin(&mut self, active: &mut Active) {
+        if self.kv.len(active.sequence()) > 0 {
+            return;
+        }
+        // The last token is run again where its logits are needed.
+        let limit = active.tokens.len() - usize::from(active.wants_logits());
+        let found = active.prefix(active.tokens.len()).and_then(|known| {
+            self.kv.load_prefix(&known, limit);
+            self.kv.add_prefix(known.root, known.tokens, limit)
+        });
+        if let Some((sequence, cached)) = found {
+            self.kv.remove(active.sequence());
+            active.start(sequence, cached, false);
         }
     }
 
     /// Decides who advances by how many tokens, and reserves their room.
     pub(super) fn schedule(&mut self, updates: &mut Vec<(RequestId, Update)>) -> (StepInputs, Vec<Planned>) {
-        let mut inputs = StepInputs::default();
-        let mut plan = Vec::new();
-        let mut budget = self.options.prefill_step_size.max(1);
-        // Sequences that generate go first: a long prompt must not stall them.
-        let mut order: Vec<usize> = (0..self.running.len()).collect();
-        order.sort_by_key(|&i| !self.running[i].generating());
-        let running = self.running.len();
-        for index in order {
-            let active = &mut self.running[index];
+        let counts = self.share_out();
+        let shares = self.reserve_by_rank(&counts, updates);
+        self.assemble(&shares)
+    }
+
+    /// How many tokens each running sequence may advance by.
+    fn share_out(&self) -> Vec<usize> {
+        let mut counts = Vec::with_capacity(self.running.len());
+        let mut prompts = Vec::new();
+        for (index, active) in self.running.iter().enumerate() {
             let held = self.kv.len(active.sequence());
-            let pending = active.pending(held).len();
-            let count = if active.generating() { pending } else { pending.min(budget) };
+            counts.push(active.pending(held).len());
+            if !active.is_decoding(held) {
+                prompts.push(index);
+            }
+        }
+        let priority = |index: usize| self.running[index].priority();
+        let mut budget = self.options.prefill_step_size.max(1);
+        // What the shortest of equal priority do not need goes to the longer ones.
+        prompts.sort_by_key(|&index| (Reverse(priority(index)), counts[index]));
+        for level in prompts.chunk_by(|&a, &b| priority(a) == priority(b)) {
+            for (place, &index) in level.iter().enumerate() {
+                counts[index] = counts[index].min(budget.div_ceil(level.len() - place));
+                budget -= counts[index];
+            }
+        }
+        counts
+    }
+
+    /// Reserves the room for the tokens of a step, and ends those that have nothing left to run.
+    fn reserve_by_rank(&mut self, counts: &[usize], updates: &mut Vec<(RequestId, Update)>) -> Vec<Share> {
+        let mut shares = Vec::new();
+        let mut stuck = None;
+        for (index, &count) in counts.iter().enumerate() {
+            let active = &mut self.running[index];
+            if active.is_preempted() {
+                continue;
+            }
+            let held = self.kv.len(active.sequence());
+            if active.pending(held).is_empty() {
+                let update = active.advance(self.model.device().exec(), None, held, &self.eos, None);
+                updates.extend(update.map(|update| (active.id, update)));
+                continue;
+            }
             let count = self.kv.step_limit(active.sequence(), count);
             if count == 0 {
-                // All that was asked for is held already.
-                updates.extend(
-                    active
-                        .advance(self.model.device().exec(), None, held, &self.eos, None)
-                        .map(|update| (active.id, update)),
-                );
                 continue;
             }
-            if let Err(error) = self.kv.reserve(active.sequence(), count) {
-                // Others that advance will free their blocks in time; alone, waiting would be for ever.
-                if plan.is_empty() && index + 1 == running {
-                    active.fail();
-                    updates.push((active.id, Update::Failed(RequestError::OutOfMemory(error))));
+            match self.reserve_or_preempt(index, count) {
+                Ok(count) => shares.push(Share { index, count }),
+                Err(error) => {
+                    stuck = (!self.running[index].is_preempted()).then_some((index, error)).or(stuck)
                 }
-                continue;
             }
-            if !active.generating() {
-                budget -= count;
+        }
+        // Others that advance will free their blocks in time; if nobody does, waiting would be for ever.
+        if let Some((index, error)) = stuck.filter(|_| shares.is_empty() && updates.is_empty()) {
+            let active = &mut self.running[index];
+            active.fail();
+            updates.push((active.id, Update::Failed(RequestError::OutOfMemory(error))));
+        }
+        shares
+    }
+
+    /// Reserves room for up to `count` tokens, at least 1, and returns for how many. If there is none the last ones by
+    /// rank are preempted, perhaps this one itself.
+    fn reserve_or_preempt(&mut self, index: usize, count: usize) -> Result<usize, KvError> {
+        loop {
+            let error = match self.reserve_up_to(self.running[index].sequence(), count) {
+                Ok(count) => return Ok(count),
+                Err(error) => error,
+            };
+            let last = self.running[index + 1..].iter().rposition(Active::can_be_preempted);
+            match last {
+                Some(place) => self.preempt(index + 1 + place),
+                None => {
+                    // Alone it would find no more room another time.
+                    let alone = !self.running[..index].iter().any(Active::is_running);
+                    if !alone && self.running[index].can_be_preempted() {
+                        self.preempt(index);
+                    }
+                    return Err(error);
+                }
             }
-            let caught_up = count == pending && active.wants_logits();
+        }
+    }
+
+    /// Room for `count` tokens, or for as many halves of them as are to be had.
+    fn reserve_up_to(&mut self, sequence: SequenceId, count: usize) -> Result<usize, KvError> {
+        let mut count = count;
+        loop {
+            match self.kv.reserve(sequence, count) {
+                Ok(()) => return Ok(count),
+                Err(error) => {
+                    self.kv.release_reserved(sequence);
+                    if count <= 1 {
+                        return Err(error);
+                    }
+                }
+            }
+            count /= 2;
+        }
+    }
+
+    /// Takes a sequence's blocks; what it holds is kept for as long as others have no need of the room.
+    fn preempt(&mut self, index: usize) {
+        let fresh = self.kv.add();
+        let active = &mut self.running[index];
+        let (sequence, held) = (active.sequence(), self.kv.len(active.sequence()));
+        match active.prefix(held) {
+            Some(entry) => self.kv.set_aside(sequence, &entry),
+            None => self.kv.remove(sequence),
+        }
+        active.preempt(fresh, held);
+    }
+
+    /// The batch of a step. Guesses take room that is left over: nobody is preempted for them.
+    fn assemble(&mut self, shares: &[Share]) -> (StepInputs, Vec<Planned>) {
+        let mut inputs = StepInputs::default();
+        let mut plan = Vec::with_capacity(shares.len());
+        for &Share { index, count } in shares {
+            let active = &mut self.running[index];
+            let held = self.kv.len(active.sequence());
+            let caught_up = count == active.pending(held).len() && active.wants_logits();
             let mut guesses = if caught_up { active.draft() } else { Vec::new() };
             guesses.truncate(self.kv.step_limit(active.sequence(), count + guesses.len()) - count);
-            // Where there is no room for guesses the sequence goes on without.
             if !guesses.is_empty() && self.kv.reserve(active.sequence(), count + guesses.len()).is_err() {
                 guesses.clear();
             }
@@ -90,14 +240,19 @@ impl Engine {
         (inputs, plan)
     }
 
-    pub(super) fn retire_finished(&mut self) {
+    /// Takes those out of the batch that have ended, and those that wait again.
+    pub(super) fn settle(&mut self) {
         let mut index = 0;
         while index < self.running.len() {
-            if self.running[index].finished() {
-                let active = self.running.remove(index);
-                self.retire(active);
-            } else {
+            if self.running[index].is_running() {
                 index += 1;
+                continue;
+            }
+            let active = self.running.remove(index);
+            if active.is_preempted() {
+                self.enqueue(active);
+            } else {
+                self.retire(active);
             }
         }
     }

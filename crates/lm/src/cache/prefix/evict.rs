@@ -20,6 +20,16 @@ impl PrefixCache {
         }
     }
 
+    /// Bytes that dropping everything would free.
+    pub(in crate::cache) fn evictable(&self) -> usize {
+        let blocks = self.segments.iter().flatten().map(|segment| {
+            let held = segment.held().filter(|block| Arc::strong_count(block) == 1);
+            let states = segment.states.iter().flatten().filter(|state| Arc::strong_count(state) == 1);
+            held.map(|block| block.bytes()).chain(states.map(|state| state.bytes())).sum::<usize>()
+        });
+        blocks.sum()
+    }
+
     /// Drops everything.
     pub(in crate::cache) fn clear(&mut self) {
         self.segments.clear();
