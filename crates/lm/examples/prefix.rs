@@ -41,7 +41,7 @@ fn main() -> Result<(), Error> {
     }
     warm.sort_by(f64::total_cmp);
 
-    let cache = engine.prompt_cache(&tokens[..prompt])?;
+    let cache = engine.prompt_cache(&tokens[..prompt], None)?;
     let (before, mut fork) = (cache.memory_used(), Vec::new());
     for _ in 0..99 {
         let start = Instant::now();

@@ -142,7 +142,7 @@ fn a_prompt_goes_on_from_the_prefix_that_is_held() {
     let prompt = tokens(50, 1);
     let prefill = engine.generate(Request::new(prompt.clone(), 0)).unwrap().last().unwrap().unwrap();
     assert_eq!((prefill.token, prefill.finish), (None, Some(FinishReason::Length)));
-    assert_eq!(engine.cached_tokens(&prompt), 50);
+    assert_eq!(engine.cached_tokens(&prompt, None), 50);
 
     let mut longer = prompt.clone();
     longer.extend(tokens(9, 2));

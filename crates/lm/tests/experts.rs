@@ -8,6 +8,7 @@ use lmx::cache::KvStore;
 use lmx::checkpoint::{Checkpoint, OpenOptions};
 use lmx::models::{Decoder, Model, StepInputs, kv_spec};
 use lmx_tensor::Device;
+use lmx_tensor::RowAdapters;
 use lmx_tensor::kernels::Isa;
 use lmx_tensor::kernels::attention::KvType;
 
@@ -35,7 +36,7 @@ fn logits(decoder: &Decoder) -> Vec<Vec<u32>> {
     }
     let hidden = decoder.hidden(&step, &mut kv).unwrap();
     let all: Vec<usize> = (0..decoder.vocab()).collect();
-    let head = decoder.head(&hidden, &all).unwrap();
+    let head = decoder.head(&hidden, &all, &RowAdapters::default()).unwrap();
     all.iter().map(|&row| head.row(row).unwrap().iter().map(|v| v.to_bits()).collect()).collect()
 }
 

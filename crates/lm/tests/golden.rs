@@ -11,6 +11,7 @@ use lmx::cache::KvStore;
 use lmx::checkpoint::{Checkpoint, OpenOptions};
 use lmx::models::{Decoder, Model, StepInputs, kv_spec};
 use lmx_tensor::Device;
+use lmx_tensor::RowAdapters;
 use lmx_tensor::kernels::Isa;
 use lmx_tensor::kernels::attention::KvType;
 
@@ -43,7 +44,7 @@ fn logits(decoder: &Decoder, tokens: &[u32], chunk: usize) -> Vec<Vec<f32>> {
         let hidden = decoder.hidden(&step, &mut kv).unwrap();
         kv.commit(id, piece.len()).unwrap();
         let all: Vec<usize> = (0..piece.len()).collect();
-        let head = decoder.head(&hidden, &all).unwrap();
+        let head = decoder.head(&hidden, &all, &RowAdapters::default()).unwrap();
         rows.extend(all.iter().map(|row| head.row(*row).unwrap().to_vec()));
     }
     rows

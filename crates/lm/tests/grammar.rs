@@ -6,11 +6,11 @@ mod text_data;
 use lmx::cache::{KvStore, LayerKv};
 use lmx::engine::{Engine, EngineOptions, FinishReason, Request, RequestError, Update};
 use lmx::grammar::{Form, Grammar, GrammarError, Grammars};
-use lmx::models::{ForwardError, Model, StepInputs};
+use lmx::models::{ForwardError, LinearVisitor, Model, StepInputs};
 use lmx::sample::SamplingParams;
 use lmx::text::{EosSet, EosSource, Tokenizer};
 use lmx::{Device, Isa};
-use lmx_tensor::{Linear, Tensor};
+use lmx_tensor::{RowAdapters, Tensor};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ impl Model for Noise {
         Ok(Tensor::from_slice(&self.device, step.tokens.len(), 2, &data)?)
     }
 
-    fn head(&self, hidden: &Tensor, rows: &[usize]) -> Result<Tensor, ForwardError> {
+    fn head(&self, hidden: &Tensor, rows: &[usize], _: &RowAdapters) -> Result<Tensor, ForwardError> {
         let logit = |row: &[f32], id: usize| {
             let seed = (row[0] as u64) << 40 | (row[1] as u64) << 20 | id as u64;
             let mixed = (seed ^ seed >> 17).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(31);
@@ -47,7 +47,7 @@ impl Model for Noise {
         &self.device
     }
 
-    fn visit_linears(&self, _: &mut dyn FnMut(&str, &Linear)) {}
+    fn visit_linears<'a>(&'a self, _: &mut LinearVisitor<'_, 'a>) {}
 
     fn context_length(&self) -> usize {
         2000

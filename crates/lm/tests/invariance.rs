@@ -10,6 +10,7 @@ use lmx::cache::{KvQuantization, KvStore, SequenceId};
 use lmx::checkpoint::{Checkpoint, OpenOptions};
 use lmx::models::{Decoder, Model, StepInputs, kv_spec};
 use lmx::{Device, Isa};
+use lmx_tensor::RowAdapters;
 use lmx_tensor::kernels::attention::KvType;
 use proptest::prelude::*;
 
@@ -34,7 +35,7 @@ fn run(model: &Decoder, kv: &mut KvStore, parts: &[(SequenceId, &[u32])]) -> Vec
         kv.commit(id, tokens.len()).unwrap();
     }
     let rows: Vec<usize> = (0..step.tokens.len()).collect();
-    let logits = model.head(&hidden, &rows).unwrap();
+    let logits = model.head(&hidden, &rows, &RowAdapters::default()).unwrap();
     logits.data().chunks_exact(logits.cols()).map(|row| row.iter().map(|v| v.to_bits()).collect()).collect()
 }
 

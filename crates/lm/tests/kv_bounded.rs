@@ -8,6 +8,7 @@ use lmx::cache::{BLOCK, KvStore, KvWindow};
 use lmx::checkpoint::{Checkpoint, OpenOptions};
 use lmx::models::{Decoder, Model, StepInputs, kv_spec};
 use lmx_tensor::Device;
+use lmx_tensor::RowAdapters;
 use lmx_tensor::kernels::Isa;
 use lmx_tensor::kernels::attention::KvType;
 use serde::Deserialize;
@@ -62,7 +63,7 @@ fn advance(
     let hidden = decoder.hidden(&step, kv).unwrap();
     kv.commit(id, piece.len()).unwrap();
     let all: Vec<usize> = (0..piece.len()).collect();
-    let head = decoder.head(&hidden, &all).unwrap();
+    let head = decoder.head(&hidden, &all, &RowAdapters::default()).unwrap();
     all.iter().map(|row| head.row(*row).unwrap().to_vec()).collect()
 }
 

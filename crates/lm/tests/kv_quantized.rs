@@ -12,6 +12,7 @@ use lmx::cache::{
 use lmx::checkpoint::{Checkpoint, OpenOptions};
 use lmx::models::{Decoder, Model, StepInputs, kv_spec};
 use lmx_tensor::Device;
+use lmx_tensor::RowAdapters;
 use lmx_tensor::kernels::attention::{
     AttentionShape, KvQuant, KvShape, KvType, Sequence, attention, write_quantized,
 };
@@ -247,7 +248,7 @@ fn advance(decoder: &Decoder, kv: &mut KvStore, id: SequenceId, tokens: &[u32]) 
         let hidden = decoder.hidden(&step, kv).unwrap();
         kv.commit(id, piece.len()).unwrap();
         let all: Vec<usize> = (0..piece.len()).collect();
-        let head = decoder.head(&hidden, &all).unwrap();
+        let head = decoder.head(&hidden, &all, &RowAdapters::default()).unwrap();
         rows.extend(all.iter().map(|row| head.row(*row).unwrap().to_vec()));
         rest = after;
     }

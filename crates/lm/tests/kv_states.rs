@@ -9,6 +9,7 @@ use lmx::cache::{KvError, KvStore, SNAPSHOT, SequenceId};
 use lmx::checkpoint::{Checkpoint, OpenOptions};
 use lmx::models::{Decoder, Model, StepInputs, kv_spec};
 use lmx_tensor::Device;
+use lmx_tensor::RowAdapters;
 use lmx_tensor::kernels::Isa;
 use lmx_tensor::kernels::attention::KvType;
 
@@ -44,7 +45,8 @@ fn advance(
         kv.reserve(id, piece.len()).unwrap();
         let hidden = decoder.hidden(&step, kv).unwrap();
         kv.commit(id, piece.len()).unwrap();
-        let head = decoder.head(&hidden, &(0..piece.len()).collect::<Vec<_>>()).unwrap();
+        let head =
+            decoder.head(&hidden, &(0..piece.len()).collect::<Vec<_>>(), &RowAdapters::default()).unwrap();
         rows.extend((0..piece.len()).map(|row| head.row(row).unwrap().iter().map(|v| v.to_bits()).collect()));
     }
     rows

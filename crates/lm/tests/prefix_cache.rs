@@ -242,7 +242,7 @@ fn what_changes_the_values_is_part_of_the_key() {
         let got = reply(&mut warm, &prompt, max_tokens);
         assert_eq!(got, (reply(&mut cold, &prompt, max_tokens).0, held), "{max_tokens} tokens");
     }
-    assert!(warm.cached_tokens(&prompt) >= prompt.len());
+    assert!(warm.cached_tokens(&prompt, None) >= prompt.len());
 }
 
 #[test]

@@ -14,6 +14,7 @@ use lmx::prompt_cache::{
 };
 use lmx::text::{EosSet, Tokenizer};
 use lmx::{Device, Isa};
+use lmx_tensor::RowAdapters;
 use lmx_tensor::files::{Bytes, SafetensorsFile};
 use lmx_tensor::kernels::attention::KvType;
 use serde_json::{Value, json};
@@ -54,7 +55,7 @@ fn engine(case: &str, options: EngineOptions) -> Engine {
 /// Logits after each of `tokens`, as bits.
 fn logits(model: &Decoder, cache: &mut PromptCache, tokens: &[u32]) -> Vec<Vec<u32>> {
     let hidden = cache.extend(model, tokens).unwrap();
-    let head = model.head(&hidden, &(0..tokens.len()).collect::<Vec<_>>()).unwrap();
+    let head = model.head(&hidden, &(0..tokens.len()).collect::<Vec<_>>(), &RowAdapters::default()).unwrap();
     head.data().chunks(head.cols()).map(|row| row.iter().map(|x| x.to_bits()).collect()).collect()
 }
 
@@ -174,7 +175,7 @@ fn mlx_lm_and_lmx_read_each_others_files() {
             },
         );
         let path = golden(&format!("lmx-{case}.safetensors"));
-        let mut cache = engine.prompt_cache(&[]).unwrap();
+        let mut cache = engine.prompt_cache(&[], None).unwrap();
         // One at a time, as mlx-lm did.
         prompt.iter().for_each(|&token| drop(cache.extend(engine.model(), &[token]).unwrap()));
         let notes = Notes { model: name.to_owned(), messages: None, ..Notes::default() };
@@ -191,7 +192,7 @@ fn mlx_lm_and_lmx_read_each_others_files() {
             assert_eq!((file.kv_type(), file.notes().model.as_str()), (KvType::F32, name));
             assert_eq!(file.bound(&engine.model().layer_kv()), window);
             assert_eq!(file.quantization(), quantization);
-            let cache = engine.load_prompt_cache(&file).unwrap();
+            let cache = engine.load_prompt_cache(&file, None).unwrap();
             let known = cache.tokens().is_some();
             assert_eq!((known, cache.len()), (by == "lmx", prompt.len()));
             let new = if known { [prompt.as_slice(), &tail].concat() } else { tail.clone() };
@@ -211,7 +212,7 @@ fn a_request_goes_on_from_what_its_prompt_has_in_common() {
     let other = [&text[..100], &[7, 7, 7]].concat();
     for (case, window) in policies() {
         let mut engine = engine(case, EngineOptions { kv_window: window, ..EngineOptions::default() });
-        let mut cache = engine.prompt_cache(&text).unwrap();
+        let mut cache = engine.prompt_cache(&text, None).unwrap();
         cache.extend(engine.model(), &text).unwrap();
         let longer = [text.as_slice(), &[1, 2]].concat();
         let windows = engine.kv().spec().groups.iter().any(|group| group.policy.window().is_some());

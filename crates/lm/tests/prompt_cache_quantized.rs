@@ -15,6 +15,7 @@ use lmx::prompt_cache::{
 };
 use lmx::text::{EosSet, Tokenizer};
 use lmx::{Device, Isa, KvType};
+use lmx_tensor::RowAdapters;
 use lmx_tensor::files::{Bytes, SafetensorsFile};
 use lmx_tensor::kernels::attention::KvQuant;
 use serde_json::{Value, json};
@@ -39,7 +40,7 @@ fn decoder(case: &str) -> Decoder {
 /// Logits after each of `tokens`, as bits.
 fn logits(model: &Decoder, cache: &mut PromptCache, tokens: &[u32]) -> Vec<Vec<u32>> {
     let hidden = cache.extend(model, tokens).unwrap();
-    let head = model.head(&hidden, &(0..tokens.len()).collect::<Vec<_>>()).unwrap();
+    let head = model.head(&hidden, &(0..tokens.len()).collect::<Vec<_>>(), &RowAdapters::default()).unwrap();
     head.data().chunks(head.cols()).map(|row| row.iter().map(|x| x.to_bits()).collect()).collect()
 }
 
@@ -219,7 +220,7 @@ fn floats_that_passed_the_start_are_kept_from_other_requests() {
     };
     let cold = run(&mut engine, None);
     engine.clear_prefixes();
-    let cache = engine.load_prompt_cache(&PromptCacheFile::open(&path).unwrap()).unwrap();
+    let cache = engine.load_prompt_cache(&PromptCacheFile::open(&path).unwrap(), None).unwrap();
     assert_ne!(run(&mut engine, Some(cache)), cold, "the prompt was run over floats");
     assert_eq!(run(&mut engine, None), cold, "what other requests find is their own");
 }

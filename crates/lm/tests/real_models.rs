@@ -6,6 +6,7 @@ use lmx::engine::{Engine, EngineOptions, Request, Update};
 use lmx::models::{StepInputs, kv_spec};
 use lmx::sample::SampleError;
 use lmx::{Device, Isa, LoadOptions, Loaded};
+use lmx_tensor::RowAdapters;
 use lmx_tensor::kernels::attention::KvType;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -104,7 +105,7 @@ fn perplexity(loaded: &Loaded, text: &str) -> f64 {
         kv.reserve(id, WINDOW).unwrap();
         let hidden = loaded.model.hidden(&step, &mut kv).unwrap();
         for row in WINDOW / 2..WINDOW - 1 {
-            let logits = loaded.model.head(&hidden, &[row]).unwrap();
+            let logits = loaded.model.head(&hidden, &[row], &RowAdapters::default()).unwrap();
             let logits = logits.data();
             let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let sum: f64 = logits.iter().map(|&l| f64::from(l - max).exp()).sum();

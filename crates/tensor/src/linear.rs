@@ -1,6 +1,7 @@
 //! A weight matrix in its stored format.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use lmx_kernels::Exec;
 use lmx_kernels::float::{FloatMatrix, FloatType, widen_row};
@@ -14,9 +15,21 @@ use crate::release::Release;
 /// A weight matrix `[out_features, in_features]`, and a bias of `out_features` if the layer has one.
 #[derive(Debug)]
 pub struct Linear {
+    id: LinearId,
     weight: Weight,
     bias: Option<Vec<f32>>,
     format: String,
+}
+
+/// Tells a [`Linear`] from all others of the process, so that an adapter can say which one it changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinearId(u64);
+
+impl LinearId {
+    fn next() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
 }
 
 /// The matrix of a [`Linear`], by how it is computed with.
@@ -116,6 +129,22 @@ impl Rows {
 }
 
 impl Linear {
+    fn new(weight: Weight, format: String) -> Self {
+        Self { id: LinearId::next(), weight, bias: None, format }
+    }
+
+    /// A matrix `[rows, cols]` of the given values, row after row.
+    ///
+    /// # Panics
+    /// If there are not `rows * cols` values, or none.
+    #[must_use]
+    pub fn from_values(rows: usize, cols: usize, values: &[f32]) -> Self {
+        assert!(!values.is_empty() && rows.checked_mul(cols) == Some(values.len()), "a {rows}x{cols} matrix");
+        let data = values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+        let (data, scales) = (Bytes::from(data), Bytes::from(Vec::new()));
+        Self::new(Weight::Dense(Dense { data, scales, ty: FloatType::F32, rows, cols }), "F32".to_owned())
+    }
+
     /// Builds a matrix from one tensor of shape `[rows.stored(), cols]`: F32, F16 or BF16, which stay in the
     /// file's map, or a block type of GGUF, which is packed and whose pages are given back.
     ///
@@ -153,7 +182,7 @@ impl Linear {
                 return Err(tensor.error(TensorProblem::DType { found: dtype, allowed }));
             }
         };
-        Ok(Self { weight, bias: None, format: dtype.name().to_owned() })
+        Ok(Self::new(weight, dtype.name().to_owned()))
     }
 
     /// Builds a matrix from matrix `index` of a stack of `count` transposed ones, `[count, cols, columns.stored()]`:
@@ -189,7 +218,7 @@ impl Linear {
         tensor.data().release(range);
         let (data, scales) = (Bytes::from(data), Bytes::from(Vec::new()));
         let dense = Dense { data, scales, ty, rows: columns.count(), cols };
-        Ok(Self { weight: Weight::Dense(dense), bias: None, format: dtype.name().to_owned() })
+        Ok(Self::new(Weight::Dense(dense), dtype.name().to_owned()))
     }
 
     /// Builds a matrix from MLX's tensors of a quantized layer of shape `[rows.stored(), cols]`. Mode, bits and
@@ -233,7 +262,7 @@ impl Linear {
                 Weight::Quant(packed.map_err(|error| tensors.weight.error(error.into()))?)
             }
         };
-        Ok(Self { weight, bias: None, format: quantization.to_string() })
+        Ok(Self::new(weight, quantization.to_string()))
     }
 
     /// Adds the bias: a float tensor of shape `[rows.stored()]`, of which the same rows are taken.
@@ -259,6 +288,12 @@ impl Linear {
         assert_eq!(bias.len(), self.out_features(), "rows of the bias");
         self.bias = Some(bias);
         self
+    }
+
+    /// Which matrix this is.
+    #[must_use]
+    pub fn id(&self) -> LinearId {
+        self.id
     }
 
     /// The matrix, for the ops.

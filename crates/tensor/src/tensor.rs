@@ -79,6 +79,11 @@ impl Tensor {
         let start = row.checked_mul(self.cols)?;
         self.data.get(start..start.checked_add(self.cols)?)
     }
+
+    /// Row `row`, which there must be.
+    pub(crate) fn row_mut(&mut self, row: usize) -> &mut [f32] {
+        &mut self.data[row * self.cols..(row + 1) * self.cols]
+    }
 }
 
 impl Drop for Tensor {

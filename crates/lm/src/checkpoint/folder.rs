@@ -21,7 +21,7 @@ const SINGLE: &str = "model.safetensors";
 
 /// A folder whose links have been checked.
 #[derive(Debug)]
-pub(super) struct Folder {
+pub(crate) struct Folder {
     path: PathBuf,
     /// The names of its entries, sorted.
     entries: Vec<String>,
@@ -39,7 +39,7 @@ pub(super) struct Shards {
 impl Folder {
     /// Lists the folder and refuses links that lead out of it, so that a model folder cannot make lmx read, and
     /// perhaps show, other files. In the hub cache, files are links to the repository's `blobs`.
-    pub(super) fn open(path: &Path) -> Result<Self, CheckpointError> {
+    pub(crate) fn open(path: &Path) -> Result<Self, CheckpointError> {
         let io = |error| CheckpointError::Io { file: path.to_owned(), error };
         let root = fs::canonicalize(path).map_err(io)?;
         let blobs = hub_blobs(&root);
@@ -61,12 +61,12 @@ impl Folder {
         Ok(Self { path: path.to_owned(), entries })
     }
 
-    pub(super) fn has(&self, name: &str) -> bool {
+    pub(crate) fn has(&self, name: &str) -> bool {
         self.entries.iter().any(|entry| entry == name)
     }
 
     /// The text of a file, if there is one of this name.
-    pub(super) fn text(&self, name: &str) -> Result<Option<String>, CheckpointError> {
+    pub(crate) fn text(&self, name: &str) -> Result<Option<String>, CheckpointError> {
         read_text(&self.path.join(name), CONFIG_BYTES_MAX)
     }
 

@@ -22,10 +22,12 @@ use lmx_tensor::kernels::Exec;
 use lmx_tensor::{Linear, Rows};
 
 pub use error::CheckpointError;
+pub(crate) use folder::Folder;
+pub(crate) use names::canonical;
 pub use source::{ModelSource, OpenOptions};
 
 use crate::models::{Config, ConfigError, DecoderConfig, families};
-use folder::{Folder, Shards};
+use folder::Shards;
 use quantization::Declared;
 
 /// How a checkpoint is stored.
@@ -71,7 +73,7 @@ struct Place {
 }
 
 /// One of a layer's experts, whose weights lie in one tensor.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertPlace {
     /// Which one.
     pub index: usize,

@@ -3,7 +3,7 @@
 /// The text model's name of a tensor or module of a checkpoint, which may be a multimodal wrapper, or `None` for what the
 /// text model does not have: vision parts, and rotary frequencies that old files store though they follow from the
 /// configuration.
-pub(super) fn canonical(name: &str) -> Option<String> {
+pub(crate) fn canonical(name: &str) -> Option<String> {
     if name.ends_with(ROTARY) {
         return None;
     }

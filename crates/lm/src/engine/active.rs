@@ -1,10 +1,10 @@
 //! A request that waits or runs: its tokens, its sampler, its text.
 
 use super::draft::Drafter;
+use super::root::root;
 use super::watch::{Watch, guarded};
-use super::{
-    Event, FinishReason, LONG_CONTEXT, Request, RequestError, RequestId, SHORT_CONTEXT, Stats, Update,
-};
+use super::{Event, FinishReason, Request, RequestError, RequestId, Stats, Update};
+use crate::adapter::Adapter;
 use crate::cache::{PrefixTokens, SequenceId};
 use crate::grammar::Grammar;
 use crate::models::Model;
@@ -26,6 +26,7 @@ pub(super) struct Active {
     /// result depends on when a token is run.
     pub(super) long_context: bool,
     pub(super) stats: Stats,
+    pub(super) adapter: Option<Adapter>,
     /// Tokens before the first of `tokens`, which its cache holds and nobody knows.
     unknown: usize,
     prompt_len: usize,
@@ -134,6 +135,7 @@ impl Active {
                 return Err(RequestError::Speculation);
             }
         }
+        check_adapter(request.adapter.as_ref(), cache, model)?;
         let mut processors = ProcessorChain::new(&request.processors);
         for processor in request.logits_processors {
             processors.push(processor);
@@ -162,6 +164,7 @@ impl Active {
                 seed,
                 ..Stats::default()
             },
+            adapter: request.adapter,
             unknown,
             prompt_len,
             system_len: request.system_tokens,
@@ -262,7 +265,7 @@ impl Active {
     /// Its first `held` tokens, as the prefix cache knows them; `None` if they are not known.
     pub(super) fn prefix(&self, held: usize) -> Option<PrefixTokens<'_>> {
         (self.unknown == 0).then(|| PrefixTokens {
-            root: if self.long_context { LONG_CONTEXT } else { SHORT_CONTEXT },
+            root: root(self.adapter.as_ref(), self.long_context),
             tokens: &self.tokens[..held],
             system: self.system_len,
             prompt: self.prompt_len,
@@ -408,5 +411,23 @@ impl Active {
             }
             Some(first) => self.stats.generation_seconds = first.elapsed().as_secs_f64(),
         }
+    }
+}
+
+/// That a request's adapter is of this model, and the one that its prompt cache was made with.
+fn check_adapter(
+    adapter: Option<&Adapter>,
+    cache: Option<&PromptCache>,
+    model: &dyn Model,
+) -> Result<(), RequestError> {
+    let name = |adapter: &Adapter| adapter.name().to_owned();
+    if let Some(adapter) = adapter.filter(|adapter| !adapter.fits(model)) {
+        return Err(RequestError::Adapter { name: name(adapter) });
+    }
+    match cache.map(PromptCache::adapter) {
+        Some(made_with) if made_with != adapter => {
+            Err(RequestError::CacheAdapter { cache: made_with.map(name), request: adapter.map(name) })
+        }
+        _ => Ok(()),
     }
 }

@@ -107,7 +107,8 @@ impl Engine {
         let shares = |request: &&Request| shares && request.tokens.len() > 1 && request.cache.is_none();
         if let Some(request) = requests.first().filter(shares) {
             let prompt = request.tokens[..request.tokens.len() - 1].to_vec();
-            self.generate(Request::new(prompt, 0))?.try_for_each(|event| event.map(drop))?;
+            let request = Request { adapter: request.adapter.clone(), ..Request::new(prompt, 0) };
+            self.generate(request)?.try_for_each(|event| event.map(drop))?;
         }
         self.batch_generate(requests, &mut |_| {}).into_iter().collect()
     }

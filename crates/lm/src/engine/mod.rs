@@ -11,6 +11,7 @@ mod draft;
 mod event;
 mod generation;
 mod request;
+mod root;
 mod schedule;
 mod watch;
 
@@ -21,6 +22,7 @@ pub use generation::Generation;
 pub use request::{Request, RequestError};
 pub use watch::Liveness;
 
+use crate::adapter::Adapter;
 use crate::cache::{
     KvError, KvQuantError, KvQuantization, KvStore, KvWindow, PrefixCacheOptions, PrefixDirError,
     PrefixDirOptions, PrefixDirWarning, PrefixStats,
@@ -32,15 +34,12 @@ use crate::text::{EosSet, Tokenizer};
 use active::Active;
 use lmx_tensor::Tensor;
 use lmx_tensor::kernels::attention::KvType;
+use root::root;
 use schedule::Planned;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 use watch::{Clock, guarded};
-
-/// The prefix cache's roots: rope scaling may depend on whether a request exceeds the model's original context.
-const SHORT_CONTEXT: u64 = 0;
-const LONG_CONTEXT: u64 = 1;
 
 /// Names a request of an [`Engine`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -182,11 +181,11 @@ impl Engine {
         self.kv.take_prefix_warnings()
     }
 
-    /// How many of a prompt's tokens a request would find in the prefix cache, its folder aside.
+    /// How many of a prompt's tokens a request with `adapter` would find in the prefix cache, its folder aside.
     #[must_use]
-    pub fn cached_tokens(&self, prompt: &[u32]) -> usize {
-        let stored = |root| self.kv.stored_prefix(root, prompt, prompt.len());
-        stored(SHORT_CONTEXT).max(stored(LONG_CONTEXT))
+    pub fn cached_tokens(&self, prompt: &[u32], adapter: Option<&Adapter>) -> usize {
+        let stored = |long| self.kv.stored_prefix(root(adapter, long), prompt, prompt.len());
+        stored(false).max(stored(true))
     }
 
     /// Forgets what requests left for others, except in a folder.
@@ -249,28 +248,36 @@ impl Engine {
         }
     }
 
-    /// What the prefix cache holds of a sequence that begins with `tokens`: perhaps less than all of them, perhaps
-    /// nothing. It shares the engine's budget.
+    /// What the prefix cache holds of a sequence that was run with `adapter` and begins with `tokens`: perhaps less than
+    /// all of them, perhaps nothing. It shares the engine's budget.
     ///
     /// # Errors
     /// None that can happen: the sequence exists.
-    pub fn prompt_cache(&mut self, tokens: &[u32]) -> Result<PromptCache, KvError> {
-        let stored = |root| self.kv.stored_prefix(root, tokens, tokens.len());
-        let root = if stored(LONG_CONTEXT) > stored(SHORT_CONTEXT) { LONG_CONTEXT } else { SHORT_CONTEXT };
-        let (sequence, len) =
-            self.kv.add_prefix(root, tokens, tokens.len()).unwrap_or_else(|| (self.kv.add(), 0));
+    pub fn prompt_cache(
+        &mut self,
+        tokens: &[u32],
+        adapter: Option<&Adapter>,
+    ) -> Result<PromptCache, KvError> {
+        let stored = |long| self.kv.stored_prefix(root(adapter, long), tokens, tokens.len());
+        let long = stored(true) > stored(false);
+        let found = self.kv.add_prefix(root(adapter, long), tokens, tokens.len());
+        let (sequence, len) = found.unwrap_or_else(|| (self.kv.add(), 0));
         let known = tokens.get(..len).unwrap_or_default().to_vec();
-        let cache = PromptCache::of(&self.kv, sequence, Some(known), root == LONG_CONTEXT);
+        let cache = PromptCache::of(&self.kv, sequence, Some(known), long);
         self.kv.remove(sequence);
-        cache
+        Ok(cache?.made_with(adapter.cloned()))
     }
 
-    /// Reads a prompt cache into the engine's budget.
+    /// Reads a prompt cache into the engine's budget, for requests with `adapter`.
     ///
     /// # Errors
-    /// [`PromptCacheError`] naming what does not fit.
-    pub fn load_prompt_cache(&self, file: &PromptCacheFile) -> Result<PromptCache, PromptCacheError> {
-        file.load(self.kv.spec(), self.kv.budget())
+    /// [`PromptCacheError`] naming what does not fit; the adapter that the file was made with, if it says so.
+    pub fn load_prompt_cache(
+        &self,
+        file: &PromptCacheFile,
+        adapter: Option<&Adapter>,
+    ) -> Result<PromptCache, PromptCacheError> {
+        file.load_with(self.kv.spec(), self.kv.budget(), adapter)
     }
 
     /// Ends a request now; nothing more is heard of it. Unknown ids are ignored: the request may just have
@@ -339,7 +346,7 @@ impl Engine {
                 scope.spawn(move || grammars.into_iter().for_each(prepare));
             }
             let hidden = model.hidden(inputs, kv)?;
-            if rows.is_empty() { Ok(None) } else { model.head(&hidden, &rows).map(Some) }
+            if rows.is_empty() { Ok(None) } else { model.head(&hidden, &rows, &inputs.adapters).map(Some) }
         });
         match result {
             Ok(logits) => self.deliver(plan, logits, updates),

@@ -1,6 +1,7 @@
 //! What goes into the engine.
 
 use super::NgramSpeculation;
+use crate::adapter::Adapter;
 use crate::grammar::{Grammar, GrammarError};
 use crate::prompt_cache::PromptCache;
 use crate::sample::{LogitsProcessor, ParamError, ProcessorParams, SampleError, Sampler, SamplingParams};
@@ -32,6 +33,8 @@ pub struct Request {
     pub grammar: Option<Grammar>,
     /// Guesses of the tokens that follow; they change how fast the reply comes, never what it is.
     pub speculation: Option<NgramSpeculation>,
+    /// What changes the model's weights for this request; loaded for the engine's model.
+    pub adapter: Option<Adapter>,
     /// How many of the most likely tokens each event lists.
     pub top_logprobs: usize,
     /// Generate past end-of-sequence tokens. A reply with a grammar ends with it nevertheless.
@@ -128,6 +131,20 @@ pub enum RequestError {
         /// Whether it is for sequences that exceed the model's original context.
         long: bool,
     },
+    /// The adapter is of another model.
+    #[error("the adapter {name} was not loaded for this engine's model")]
+    Adapter {
+        /// Its name.
+        name: String,
+    },
+    /// The prompt cache holds what another adapter made, or none.
+    #[error("the prompt cache was made {}, but the request is to run {}", with(.cache.as_ref()), with(.request.as_ref()))]
+    CacheAdapter {
+        /// The name of the cache's adapter, if it has one.
+        cache: Option<String>,
+        /// The name of the request's adapter, if it has one.
+        request: Option<String>,
+    },
     /// The KV budget cannot hold the request even alone.
     #[error("the request does not fit into memory: {0}")]
     OutOfMemory(crate::cache::KvError),
@@ -165,4 +182,8 @@ pub enum RequestError {
     /// The forward pass of the batch that the request was in failed.
     #[error("the forward pass failed: {0}")]
     Forward(std::sync::Arc<crate::models::ForwardError>),
+}
+
+fn with(adapter: Option<&String>) -> String {
+    adapter.map_or_else(|| "without an adapter".to_owned(), |name| format!("with adapter {name}"))
 }

@@ -233,6 +233,9 @@ impl Engine {
             active.stats.drafted_tokens += guesses.len();
             let tokens = [&active.pending(held)[..count], &guesses].concat();
             inputs.push(active.sequence(), held, &tokens, active.long_context);
+            if let Some(adapter) = &active.adapter {
+                inputs.adapt(adapter.weights());
+            }
             let end = inputs.tokens.len();
             let rows = if caught_up { end - 1 - guesses.len()..end } else { end..end };
             plan.push(Planned { index, count: tokens.len(), rows, guesses });

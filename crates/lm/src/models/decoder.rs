@@ -1,14 +1,14 @@
 //! The forward pass of a decoder-only transformer, top to bottom.
 
 use super::description::{Activation, DecoderConfig, LayerConfig, NormPlacement};
-use super::model::{ForwardError, Model, StepInputs};
+use super::model::{ForwardError, LinearRole, LinearVisitor, Model, StepInputs};
 use super::parts::feed_forward::FeedForward;
 use super::parts::mixer::{CachePlace, Mixer};
 use super::parts::rotary::Rotary;
 use crate::cache::{KvStore, LayerKv, StateSlot};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use lmx_tensor::ops::{self, Norm};
-use lmx_tensor::{Device, Linear, Tensor};
+use lmx_tensor::{Device, Linear, RowAdapters, Tensor};
 
 /// A decoder with its weights.
 #[derive(Debug)]
@@ -139,14 +139,15 @@ impl Model for Decoder {
             return Err(ForwardError::Token { token, vocab: self.config.vocab });
         }
         let rotary = Rotary::for_step(&self.config.ropes, step);
-        let mut x = ops::embed(&self.device, &self.embedding, &step.tokens, self.config.embedding_scale)?;
+        let (scale, adapters) = (self.config.embedding_scale, &step.adapters);
+        let mut x = ops::embed(&self.device, &self.embedding, &step.tokens, scale, adapters)?;
         for (i, layer) in self.layers.iter().enumerate() {
             let normed = ops::rms_norm(&x, &layer.input_norm)?;
             let mixed = layer.mixer.forward(&normed, step, &rotary, kv)?;
             layer.feed_forward.read_ahead(&self.device);
             x = ops::add(&x, &post_norm(mixed, layer.mixer_output_norm.as_ref())?)?;
             let normed = ops::rms_norm(&x, &layer.feed_forward_norm)?;
-            let fed = layer.feed_forward.forward(&normed)?;
+            let fed = layer.feed_forward.forward(&normed, adapters)?;
             match self.layers.get(i + 1) {
                 Some(next) => next.mixer.read_ahead(&self.device),
                 None => ops::read_ahead(&self.device, [self.head_weight()]),
@@ -156,10 +157,10 @@ impl Model for Decoder {
         Ok(x)
     }
 
-    fn head(&self, hidden: &Tensor, rows: &[usize]) -> Result<Tensor, ForwardError> {
+    fn head(&self, hidden: &Tensor, rows: &[usize], adapters: &RowAdapters) -> Result<Tensor, ForwardError> {
         // The final norm belongs here, so that it runs for the wanted rows only.
         let picked = ops::rms_norm(&ops::select_rows(hidden, rows)?, &self.norm)?;
-        let mut logits = ops::linear(&picked, self.head_weight())?;
+        let mut logits = ops::linear(&picked, self.head_weight(), &adapters.select(rows))?;
         if let Some(scales) = &self.head_scales {
             ops::scale_features(&mut logits, scales)?;
         }
@@ -181,15 +182,16 @@ impl Model for Decoder {
         &self.device
     }
 
-    fn visit_linears(&self, visit: &mut dyn FnMut(&str, &Linear)) {
-        visit("model.embed_tokens", &self.embedding);
+    fn visit_linears<'a>(&'a self, visit: &mut LinearVisitor<'_, 'a>) {
+        visit("model.embed_tokens", LinearRole::Embedding, &self.embedding);
         for (i, layer) in self.layers.iter().enumerate() {
             let (name, feed_forward) = (format!("model.layers.{i}"), self.config.names.feed_forward);
             layer.mixer.visit_linears(&name, visit);
             layer.feed_forward.visit_linears(&format!("{name}.{feed_forward}"), visit);
         }
         if let Some(head) = &self.head {
-            visit("lm_head", head);
+            let role = if self.head_scales.is_some() { LinearRole::Normed } else { LinearRole::Whole };
+            visit("lm_head", role, head);
         }
     }
 

@@ -14,4 +14,4 @@ pub use description::{
     Activation, AttentionConfig, DecoderConfig, ExpertsConfig, FeedForwardConfig, LayerConfig, MixerConfig,
     MlpConfig, Names, NormConfig, NormPlacement, QkNorm, Routing, ShortConvConfig, Temperature,
 };
-pub use model::{ForwardError, Model, StepInputs, StepSequence, kv_spec};
+pub use model::{ForwardError, LinearRole, LinearVisitor, Model, StepInputs, StepSequence, kv_spec};

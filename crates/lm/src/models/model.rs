@@ -1,9 +1,12 @@
 //! The seam between the engine and a network.
 
 use crate::cache::{KvError, KvSpec, KvStore, LayerKv, SequenceId, StateSlot};
+use crate::checkpoint::ExpertPlace;
+use lmx_tensor::adapter::AdapterWeights;
 use lmx_tensor::kernels::attention::KvType;
-use lmx_tensor::{Device, Linear, OpError, Tensor};
+use lmx_tensor::{Device, Linear, OpError, RowAdapters, Tensor};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// What one engine step runs: a ragged batch, no padding. Row `i` of a forward pass is `tokens[i]`.
 #[derive(Clone, Debug, Default)]
@@ -14,6 +17,8 @@ pub struct StepInputs {
     pub positions: Vec<u32>,
     /// The sequences of the batch, in order of their rows.
     pub sequences: Vec<StepSequence>,
+    /// Which rows run with which adapter.
+    pub adapters: RowAdapters,
 }
 
 /// One sequence's part of a step: consecutive tokens that follow those which the cache holds.
@@ -38,6 +43,13 @@ impl StepInputs {
         let rows = start..self.tokens.len();
         self.sequences.push(StepSequence { id, rows, first_position, long_context });
     }
+
+    /// Has the last sequence run with `adapter`.
+    pub fn adapt(&mut self, adapter: &Arc<AdapterWeights>) {
+        if let Some(last) = self.sequences.last() {
+            self.adapters.push(adapter, last.rows.clone());
+        }
+    }
 }
 
 /// A forward pass that failed.
@@ -59,6 +71,29 @@ pub enum ForwardError {
     },
 }
 
+/// What [`Model::visit_linears`] calls.
+pub type LinearVisitor<'v, 'a> = dyn FnMut(&str, LinearRole, &'a Linear) + 'v;
+
+/// What a matrix is of its module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinearRole {
+    /// All of it.
+    Whole,
+    /// All of it: a table of rows for tokens, which may be the head too.
+    Embedding,
+    /// All of it, but its rows are brought to length 1 for the products.
+    Normed,
+    /// The matrix of those outputs of the module that begin with number `first`, of `of` in all.
+    Outputs {
+        /// The first of them.
+        first: usize,
+        /// Outputs of the module.
+        of: usize,
+    },
+    /// The matrix of one of its experts.
+    Expert(ExpertPlace),
+}
+
 /// A network that the engine can run.
 pub trait Model: Send {
     /// Runs the rows of `step` through all layers, extending the caches (whose room has been reserved), and
@@ -68,11 +103,12 @@ pub trait Model: Send {
     /// [`ForwardError`]; the caches then hold what they held before.
     fn hidden(&self, step: &StepInputs, kv: &mut KvStore) -> Result<Tensor, ForwardError>;
 
-    /// The final norm and the head: logits of the given rows of `hidden`, `[rows.len(), vocab]`.
+    /// The final norm and the head: logits of the given rows of `hidden`, `[rows.len(), vocab]`. `adapters` are those
+    /// of the step that `hidden` is from.
     ///
     /// # Errors
     /// [`ForwardError`].
-    fn head(&self, hidden: &Tensor, rows: &[usize]) -> Result<Tensor, ForwardError>;
+    fn head(&self, hidden: &Tensor, rows: &[usize], adapters: &RowAdapters) -> Result<Tensor, ForwardError>;
 
     /// The keys and values of each layer that has them, first to last.
     fn layer_kv(&self) -> Vec<LayerKv>;
@@ -85,11 +121,8 @@ pub trait Model: Send {
     /// The device that it runs on.
     fn device(&self) -> &Device;
 
-    /// Visits every weight matrix with its module name, spelled as in the checkpoint.
-    ///
-    /// # Errors
-    /// The first error of `visit`.
-    fn visit_linears(&self, visit: &mut dyn FnMut(&str, &Linear));
+    /// Visits every weight matrix with the name of its module, spelled as in mlx-lm's checkpoints, and what it is of that.
+    fn visit_linears<'a>(&'a self, visit: &mut LinearVisitor<'_, 'a>);
 
     /// The longest sequence that the model was made for, in tokens.
     fn context_length(&self) -> usize;

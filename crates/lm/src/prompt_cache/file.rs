@@ -6,6 +6,7 @@
 use super::layers::{LayerFile, dtype};
 use super::notes::{Notes, Said};
 use super::{Identity, PromptCache, PromptCacheError};
+use crate::adapter::Adapter;
 use crate::cache::{BlockBudget, Held, KvQuantization, KvSpec, KvStore, KvWindow, LayerKv, Policy};
 use lmx_tensor::files::{Bytes, DType, FileTensor, SafetensorsFile};
 use lmx_tensor::kernels::attention::{KvCodes, KvType};
@@ -168,11 +169,33 @@ impl PromptCacheFile {
         }
     }
 
-    /// Reads the keys and values into blocks that count against `budget`.
+    /// Checks that the file was made with `adapter`; one that does not say passes.
+    fn check_adapter(&self, adapter: Option<&Adapter>) -> Result<(), PromptCacheError> {
+        let other = self.notes.identity.as_ref().and_then(|made_with| made_with.other_adapter(adapter));
+        other.map_or(Ok(()), |(found, expected)| {
+            let found: String = found.chars().take(80).collect();
+            let (file, field) = (self.path.clone(), Identity::ADAPTER_FIELD.to_owned());
+            Err(PromptCacheError::Mismatch { file, field, found, expected })
+        })
+    }
+
+    /// Reads the keys and values, which were made without an adapter, into blocks that count against `budget`.
     ///
     /// # Errors
-    /// [`PromptCacheError`] naming the layer that does not fit `spec`, or if the budget is spent.
+    /// [`PromptCacheError`] naming the layer that does not fit `spec`, the adapter that the file was made with, or if the
+    /// budget is spent.
     pub fn load(&self, spec: &KvSpec, budget: &Arc<BlockBudget>) -> Result<PromptCache, PromptCacheError> {
+        self.load_with(spec, budget, None)
+    }
+
+    /// [`PromptCacheFile::load`] of a file that was made with `adapter`.
+    pub(crate) fn load_with(
+        &self,
+        spec: &KvSpec,
+        budget: &Arc<BlockBudget>,
+        adapter: Option<&Adapter>,
+    ) -> Result<PromptCache, PromptCacheError> {
+        self.check_adapter(adapter)?;
         let held = self.fit(spec)?;
         let mut kv = KvStore::with_budget(spec.clone(), Arc::clone(budget));
         let id = kv.add_holding(self.token_count(), &held, self.quantization.is_some())?;
@@ -195,7 +218,8 @@ impl PromptCacheFile {
                 kv.put(id, i, position, &k, &v)?;
             }
         }
-        Ok(PromptCache::of(&kv, id, self.tokens.clone(), self.long_context)?)
+        let cache = PromptCache::of(&kv, id, self.tokens.clone(), self.long_context)?;
+        Ok(cache.made_with(adapter.cloned()))
     }
 
     /// The positions that each group of `spec` will hold.

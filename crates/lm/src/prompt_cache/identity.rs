@@ -2,6 +2,7 @@
 
 use super::PromptCacheError;
 use super::file::Entries;
+use crate::adapter::Adapter;
 use crate::checkpoint::Checkpoint;
 use crate::text::TokenizerFiles;
 use lmx_tensor::files::gguf::{Array, Value as GgufValue};
@@ -13,6 +14,7 @@ use std::fmt::Write;
 const VERSION: &str = "1";
 /// Bytes of a tensor that are looked at, in each of three places.
 const SAMPLE: usize = 4096;
+const ADAPTER: &str = "lmx_adapter";
 /// The entries, with what messages call them.
 const FIELDS: [(&str, &str); 6] = [
     ("lmx_version", "lmx's file version"),
@@ -20,7 +22,7 @@ const FIELDS: [(&str, &str); 6] = [
     ("lmx_tensors", "weights with fingerprint"),
     ("lmx_tokenizer", "a tokenizer with fingerprint"),
     ("lmx_template", "a chat template with fingerprint"),
-    ("lmx_adapter", "the adapter"),
+    (ADAPTER, Identity::ADAPTER_FIELD),
 ];
 
 /// What a cache belongs to. Fingerprints find differences that happen by accident; they do not stop forgers.
@@ -28,6 +30,9 @@ const FIELDS: [(&str, &str); 6] = [
 pub struct Identity(BTreeMap<String, String>);
 
 impl Identity {
+    /// What messages call the adapter.
+    pub(super) const ADAPTER_FIELD: &str = "an adapter with fingerprint";
+
     /// Of a checkpoint, its tokenizer, and the source of its chat template if it has one.
     ///
     /// # Errors
@@ -40,10 +45,23 @@ impl Identity {
             tensors(checkpoint)?,
             tokenizer(checkpoint)?,
             template,
-            // lmx applies no adapters yet.
-            "none".to_owned(),
+            adapter(None),
         ];
         Ok(Self(FIELDS.iter().map(|(key, _)| (*key).to_owned()).zip(values).collect()))
+    }
+
+    /// The same, with an adapter, or without.
+    #[must_use]
+    pub fn with_adapter(mut self, of: Option<&Adapter>) -> Self {
+        self.0.insert(ADAPTER.to_owned(), adapter(of));
+        self
+    }
+
+    /// The entry of the adapter, if it is not `of`.
+    pub(super) fn other_adapter(&self, of: Option<&Adapter>) -> Option<(&str, String)> {
+        let own = self.0.get(ADAPTER).map_or("", String::as_str);
+        let wanted = adapter(of);
+        (own != wanted).then_some((own, wanted))
     }
 
     /// The identity of a file, if it has one.
@@ -71,7 +89,7 @@ impl Identity {
 
     /// What decides keys and values, given the tokens.
     pub(crate) fn of_values(&self) -> [&str; 3] {
-        ["lmx_config", "lmx_tensors", "lmx_adapter"].map(|key| self.0.get(key).map_or("", String::as_str))
+        ["lmx_config", "lmx_tensors", ADAPTER].map(|key| self.0.get(key).map_or("", String::as_str))
     }
 
     pub(super) fn entries(&self) -> impl Iterator<Item = (String, String)> {
@@ -88,6 +106,10 @@ impl Identity {
             .find(|(_, own, other)| own != other)
             .map(|(name, own, other)| (name.to_owned(), cut(own), cut(other)))
     }
+}
+
+fn adapter(of: Option<&Adapter>) -> String {
+    of.map_or_else(|| "none".to_owned(), |adapter| format!("{:016x}", adapter.fingerprint()))
 }
 
 /// Name, type, shape and samples of every tensor.

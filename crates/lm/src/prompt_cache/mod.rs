@@ -15,6 +15,7 @@ pub use identity::Identity;
 pub use notes::Notes;
 pub use save::check_savable;
 
+use crate::adapter::Adapter;
 use crate::cache::{
     BlockBudget, Census, KvError, KvQuantError, KvQuantization, KvSpec, KvStore, KvWindow, SequenceId,
 };
@@ -131,6 +132,7 @@ pub struct PromptCache {
     /// `None` if they are not known.
     tokens: Option<Vec<u32>>,
     long_context: bool,
+    adapter: Option<Adapter>,
 }
 
 impl PromptCache {
@@ -138,7 +140,7 @@ impl PromptCache {
     pub(crate) fn new(spec: KvSpec, budget: Arc<BlockBudget>, long_context: bool) -> Self {
         let mut kv = KvStore::with_budget(spec, budget);
         let id = kv.add();
-        Self { kv, id, tokens: Some(Vec::new()), long_context }
+        Self { kv, id, tokens: Some(Vec::new()), long_context, adapter: None }
     }
 
     /// One that holds what sequence `of` of a store does, whose tokens are `tokens`.
@@ -150,7 +152,18 @@ impl PromptCache {
     ) -> Result<Self, KvError> {
         let mut kv = KvStore::with_budget(store.spec().clone(), Arc::clone(store.budget()));
         let id = store.fork_into(of, &mut kv)?;
-        Ok(Self { kv, id, tokens, long_context })
+        Ok(Self { kv, id, tokens, long_context, adapter: None })
+    }
+
+    /// The same, of tokens that were run with `adapter`.
+    pub(crate) fn made_with(self, adapter: Option<Adapter>) -> Self {
+        Self { adapter, ..self }
+    }
+
+    /// The adapter that its tokens were run with.
+    #[must_use]
+    pub fn adapter(&self) -> Option<&Adapter> {
+        self.adapter.as_ref()
     }
 
     /// Tokens held.
@@ -204,6 +217,7 @@ impl PromptCache {
     fn step(&mut self, model: &dyn Model, tokens: &[u32]) -> Result<Tensor, ForwardError> {
         let mut step = StepInputs::default();
         step.push(self.id, self.len(), tokens, self.long_context);
+        self.adapter.iter().for_each(|adapter| step.adapt(adapter.weights()));
         self.kv.reserve(self.id, tokens.len())?;
         let hidden = model.hidden(&step, &mut self.kv)?;
         self.kv.commit(self.id, tokens.len())?;
@@ -235,7 +249,8 @@ impl PromptCache {
     /// # Errors
     /// None that can happen: the sequence exists.
     pub fn fork(&self) -> Result<Self, KvError> {
-        Self::of(&self.kv, self.id, self.tokens.clone(), self.long_context)
+        let fork = Self::of(&self.kv, self.id, self.tokens.clone(), self.long_context)?;
+        Ok(fork.made_with(self.adapter.clone()))
     }
 
     /// Bytes of keys and values, shared ones included.

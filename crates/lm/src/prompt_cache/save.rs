@@ -104,6 +104,9 @@ impl PromptCache {
         let held = (0..spec.groups.len()).map(|group| self.kv.held(self.id, group));
         let held = held.collect::<Result<Vec<Held>, _>>()?;
         let start = spec.quantization.filter(|_| quant.is_some()).map(KvQuantization::start);
+        // Whatever the identity was made for, the tokens were run with this adapter.
+        let identity = notes.identity.clone().map(|identity| identity.with_adapter(self.adapter()));
+        let notes = Notes { identity, ..notes.clone() };
         let entries = notes.entries(self.tokens(), self.long_context, start);
         let mut layout = Layout::default();
         layout.metadata.extend(entries.into_iter().map(|(key, value)| (format!("0.{key}"), value)));

@@ -2,16 +2,16 @@
 
 use super::OpError;
 use crate::linear::Weight;
-use crate::{Device, Linear, Tensor};
+use crate::{Device, Linear, RowAdapters, Tensor};
 use lmx_kernels::float::{self, FloatProduct};
 use lmx_kernels::quant::{self, Product};
 
-/// `x · wᵀ + bias`: `[rows, in_features]` to `[rows, out_features]`.
+/// `x · wᵀ + bias`: `[rows, in_features]` to `[rows, out_features]`, with what `adapters` change for their rows.
 ///
 /// # Errors
 /// [`OpError`] if the widths differ.
-pub fn linear(x: &Tensor, weight: &Linear) -> Result<Tensor, OpError> {
-    let [out] = linears(x, [weight])?;
+pub fn linear(x: &Tensor, weight: &Linear, adapters: &RowAdapters) -> Result<Tensor, OpError> {
+    let [out] = linears(x, [weight], adapters)?;
     Ok(out)
 }
 
@@ -19,7 +19,11 @@ pub fn linear(x: &Tensor, weight: &Linear) -> Result<Tensor, OpError> {
 ///
 /// # Errors
 /// [`OpError`] if the widths differ.
-pub fn linears<const N: usize>(x: &Tensor, weights: [&Linear; N]) -> Result<[Tensor; N], OpError> {
+pub fn linears<const N: usize>(
+    x: &Tensor,
+    weights: [&Linear; N],
+    adapters: &RowAdapters,
+) -> Result<[Tensor; N], OpError> {
     for weight in weights {
         OpError::unless(weight.in_features() == x.cols(), "linear", || {
             let (out, inp) = (weight.out_features(), weight.in_features());
@@ -43,6 +47,7 @@ pub fn linears<const N: usize>(x: &Tensor, weights: [&Linear; N]) -> Result<[Ten
     if !dense.is_empty() {
         float::matmul(exec, x.data(), rows, &mut dense);
     }
+    adapters.apply(x, weights, &mut outs)?;
     for (weight, out) in weights.into_iter().zip(&mut outs) {
         if let Some(bias) = weight.bias() {
             for row in out.data_mut().chunks_exact_mut(bias.len()) {
@@ -58,11 +63,17 @@ pub fn read_ahead<const N: usize>(device: &Device, weights: [&Linear; N]) {
     device.exec().pool.read_ahead(&weights.map(Linear::stored));
 }
 
-/// The rows of `table` for `tokens`, times `scale`.
+/// The rows of `table` for `tokens`, with what `adapters` change for their rows, times `scale`.
 ///
 /// # Errors
 /// [`OpError`] if a token has no row.
-pub fn embed(device: &Device, table: &Linear, tokens: &[u32], scale: f32) -> Result<Tensor, OpError> {
+pub fn embed(
+    device: &Device,
+    table: &Linear,
+    tokens: &[u32],
+    scale: f32,
+    adapters: &RowAdapters,
+) -> Result<Tensor, OpError> {
     let mut out = Tensor::undefined(device, tokens.len(), table.in_features());
     for (row, &token) in out.data_mut().chunks_exact_mut(table.in_features().max(1)).zip(tokens) {
         let index = token as usize;
@@ -70,9 +81,10 @@ pub fn embed(device: &Device, table: &Linear, tokens: &[u32], scale: f32) -> Res
             format!("token {token} of {}", table.out_features())
         })?;
         table.dequantize_row(index, row);
-        if scale != 1.0 {
-            row.iter_mut().for_each(|v| *v *= scale);
-        }
+    }
+    adapters.apply_to_embeddings(tokens, table, &mut out)?;
+    if scale != 1.0 {
+        out.data_mut().iter_mut().for_each(|v| *v *= scale);
     }
     Ok(out)
 }

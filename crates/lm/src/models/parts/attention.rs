@@ -5,7 +5,10 @@ use super::mixer::CachePlace;
 use super::rotary::Rotary;
 use crate::cache::KvStore;
 use crate::checkpoint::{Checkpoint, CheckpointError};
-use crate::models::{AttentionConfig, DecoderConfig, ForwardError, Names, QkNorm, StepInputs, Temperature};
+use crate::models::{
+    AttentionConfig, DecoderConfig, ForwardError, LinearRole, LinearVisitor, Names, QkNorm, StepInputs,
+    Temperature,
+};
 use lmx_tensor::kernels::attention::{AttentionShape, Sequence};
 use lmx_tensor::ops::{self, Conv, Norm};
 use lmx_tensor::{Device, Linear, Tensor};
@@ -76,7 +79,7 @@ impl Attention {
         rotary: &Rotary,
         kv: &mut KvStore,
     ) -> Result<Tensor, ForwardError> {
-        let [mut q, mut k, mut v] = ops::linears(x, [&self.q, &self.k, &self.v])?;
+        let [mut q, mut k, mut v] = ops::linears(x, [&self.q, &self.k, &self.v], &step.adapters)?;
         ops::read_ahead(x.device(), [&self.output]);
         if let Some((k_conv, v_conv)) = &self.kv_conv {
             k = k_conv.forward(&k, step, kv)?;
@@ -109,7 +112,7 @@ impl Attention {
             kv.write(sequence.id, self.layer, &k.data()[range.clone()], &v.data()[range])?;
         }
         let attended = self.attend(&q, step, kv)?;
-        Ok(ops::linear(&attended, &self.output)?)
+        Ok(ops::linear(&attended, &self.output, &step.adapters)?)
     }
 
     fn normalize(&self, q: &mut Tensor, k: &mut Tensor) -> Result<(), ForwardError> {
@@ -151,15 +154,20 @@ impl Attention {
         Ok(ops::attention(&shape, q, self.sinks.as_deref(), &sequences)?)
     }
 
-    pub(in crate::models) fn visit_linears(&self, layer: &str, visit: &mut dyn FnMut(&str, &Linear)) {
+    pub(in crate::models) fn visit_linears<'a>(&'a self, layer: &str, visit: &mut LinearVisitor<'_, 'a>) {
+        let (q, kv) = (self.q.out_features(), self.k.out_features());
+        let part = |name, first| match self.config.fused_qkv {
+            true => (self.names.fused_qkv, LinearRole::Outputs { first, of: q + 2 * kv }),
+            false => (name, LinearRole::Whole),
+        };
         let matrices = [
-            ("q_proj", &self.q),
-            ("k_proj", &self.k),
-            ("v_proj", &self.v),
-            (self.names.attention_output, &self.output),
+            (part("q_proj", 0), &self.q),
+            (part("k_proj", q), &self.k),
+            (part("v_proj", q + kv), &self.v),
+            ((self.names.attention_output, LinearRole::Whole), &self.output),
         ];
-        for (name, linear) in matrices {
-            visit(&format!("{layer}.self_attn.{name}"), linear);
+        for ((name, role), linear) in matrices {
+            visit(&format!("{layer}.self_attn.{name}"), role, linear);
         }
     }
 }

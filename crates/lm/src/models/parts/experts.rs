@@ -6,10 +6,10 @@
 
 use super::mlp::Mlp;
 use crate::checkpoint::{Checkpoint, CheckpointError, ExpertPlace};
-use crate::models::{DecoderConfig, ExpertsConfig, Routing};
+use crate::models::{DecoderConfig, ExpertsConfig, LinearRole, LinearVisitor, Routing};
 use lmx_tensor::kernels::vector::{exp, sigmoid};
 use lmx_tensor::ops;
-use lmx_tensor::{Device, Linear, OpError, Tensor};
+use lmx_tensor::{Device, Linear, OpError, RowAdapters, Tensor};
 
 #[derive(Debug)]
 pub(in crate::models) struct Experts {
@@ -52,10 +52,10 @@ impl Experts {
         })
     }
 
-    pub(in crate::models) fn forward(&self, x: &Tensor) -> Result<Tensor, OpError> {
-        let logits = ops::linear(x, &self.router)?;
+    pub(in crate::models) fn forward(&self, x: &Tensor, adapters: &RowAdapters) -> Result<Tensor, OpError> {
+        let logits = ops::linear(x, &self.router, adapters)?;
         let mut out = match &self.shared {
-            Some(shared) => shared.forward(x)?,
+            Some(shared) => shared.forward(x, adapters)?,
             None => Tensor::zeros(x.device(), x.rows(), x.cols()),
         };
         for (expert, chosen) in self.experts.iter().zip(self.choose(&logits)) {
@@ -63,13 +63,14 @@ impl Experts {
                 continue;
             }
             let mut rows = ops::select_rows(x, &chosen.rows)?;
+            let adapters = &adapters.select(&chosen.rows);
             let fed = match self.routing {
                 Routing::SigmoidOnInput => {
                     ops::scale_rows(&mut rows, &chosen.factors)?;
-                    expert.forward(&rows)?
+                    expert.forward(&rows, adapters)?
                 }
                 Routing::SoftmaxOfChosen => {
-                    let mut fed = expert.forward(&rows)?;
+                    let mut fed = expert.forward(&rows, adapters)?;
                     ops::scale_rows(&mut fed, &chosen.factors)?;
                     fed
                 }
@@ -103,13 +104,15 @@ impl Experts {
         ops::read_ahead(device, [&self.router]);
     }
 
-    pub(in crate::models) fn visit_linears(&self, module: &str, visit: &mut dyn FnMut(&str, &Linear)) {
-        visit(&format!("{module}.router"), &self.router);
+    pub(in crate::models) fn visit_linears<'a>(&'a self, module: &str, visit: &mut LinearVisitor<'_, 'a>) {
+        visit(&format!("{module}.router"), LinearRole::Whole, &self.router);
         if let Some(shared) = &self.shared {
-            shared.visit_linears(&format!("{module}.shared_expert"), visit);
+            shared.visit_linears(&format!("{module}.shared_expert"), LinearRole::Whole, visit);
         }
-        for expert in &self.experts {
-            expert.visit_linears(&format!("{module}.experts"), visit);
+        let count = self.experts.len();
+        for (index, expert) in self.experts.iter().enumerate() {
+            let role = LinearRole::Expert(ExpertPlace { index, count });
+            expert.visit_linears(&format!("{module}.experts"), role, visit);
         }
     }
 }

@@ -3,8 +3,8 @@
 use super::experts::Experts;
 use super::mlp::Mlp;
 use crate::checkpoint::{Checkpoint, CheckpointError};
-use crate::models::{DecoderConfig, FeedForwardConfig};
-use lmx_tensor::{Device, Linear, OpError, Tensor};
+use crate::models::{DecoderConfig, FeedForwardConfig, LinearRole, LinearVisitor};
+use lmx_tensor::{Device, OpError, RowAdapters, Tensor};
 
 #[derive(Debug)]
 pub(in crate::models) enum FeedForward {
@@ -31,10 +31,10 @@ impl FeedForward {
         })
     }
 
-    pub(in crate::models) fn forward(&self, x: &Tensor) -> Result<Tensor, OpError> {
+    pub(in crate::models) fn forward(&self, x: &Tensor, adapters: &RowAdapters) -> Result<Tensor, OpError> {
         match self {
-            Self::Dense(mlp) => mlp.forward(x),
-            Self::Experts(experts) => experts.forward(x),
+            Self::Dense(mlp) => mlp.forward(x, adapters),
+            Self::Experts(experts) => experts.forward(x, adapters),
         }
     }
 
@@ -46,9 +46,9 @@ impl FeedForward {
     }
 
     /// Visits the matrices by the checkpoint's names; `module` is the block's.
-    pub(in crate::models) fn visit_linears(&self, module: &str, visit: &mut dyn FnMut(&str, &Linear)) {
+    pub(in crate::models) fn visit_linears<'a>(&'a self, module: &str, visit: &mut LinearVisitor<'_, 'a>) {
         match self {
-            Self::Dense(mlp) => mlp.visit_linears(module, visit),
+            Self::Dense(mlp) => mlp.visit_linears(module, LinearRole::Whole, visit),
             Self::Experts(experts) => experts.visit_linears(module, visit),
         }
     }

@@ -5,8 +5,8 @@ use super::rotary::Rotary;
 use super::short_conv::ShortConv;
 use crate::cache::KvStore;
 use crate::checkpoint::{Checkpoint, CheckpointError};
-use crate::models::{DecoderConfig, ForwardError, LayerConfig, MixerConfig, StepInputs};
-use lmx_tensor::{Device, Linear, Tensor};
+use crate::models::{DecoderConfig, ForwardError, LayerConfig, LinearVisitor, MixerConfig, StepInputs};
+use lmx_tensor::{Device, Tensor};
 
 #[derive(Debug)]
 pub(in crate::models) enum Mixer {
@@ -72,7 +72,7 @@ impl Mixer {
     }
 
     /// Visits the matrices by their names in the checkpoint; `layer` is the layer's.
-    pub(in crate::models) fn visit_linears(&self, layer: &str, visit: &mut dyn FnMut(&str, &Linear)) {
+    pub(in crate::models) fn visit_linears<'a>(&'a self, layer: &str, visit: &mut LinearVisitor<'_, 'a>) {
         match self {
             Self::Attention(attention) => attention.visit_linears(layer, visit),
             Self::ShortConv(conv) => conv.visit_linears(layer, visit),

@@ -3,7 +3,7 @@
 use super::conv::CausalConv;
 use crate::cache::KvStore;
 use crate::checkpoint::{Checkpoint, CheckpointError};
-use crate::models::{ForwardError, ShortConvConfig, StepInputs};
+use crate::models::{ForwardError, LinearRole, LinearVisitor, ShortConvConfig, StepInputs};
 use lmx_tensor::ops::{self, Conv};
 use lmx_tensor::{Device, Linear, Tensor};
 
@@ -52,10 +52,10 @@ impl ShortConv {
         step: &StepInputs,
         kv: &mut KvStore,
     ) -> Result<Tensor, ForwardError> {
-        let [b, c, x] = ops::linears(x, [&self.b, &self.c, &self.x])?;
+        let [b, c, x] = ops::linears(x, [&self.b, &self.c, &self.x], &step.adapters)?;
         ops::read_ahead(x.device(), [&self.output]);
         let mixed = self.conv.forward(&ops::multiply(&b, &x)?, step, kv)?;
-        Ok(ops::linear(&ops::multiply(&c, &mixed)?, &self.output)?)
+        Ok(ops::linear(&ops::multiply(&c, &mixed)?, &self.output, &step.adapters)?)
     }
 
     /// [`ops::read_ahead`] of what [`ShortConv::forward`] reads first.
@@ -63,10 +63,12 @@ impl ShortConv {
         ops::read_ahead(device, [&self.b, &self.c, &self.x]);
     }
 
-    pub(in crate::models) fn visit_linears(&self, layer: &str, visit: &mut dyn FnMut(&str, &Linear)) {
-        for third in [&self.b, &self.c, &self.x] {
-            visit(&format!("{layer}.conv.in_proj"), third);
+    pub(in crate::models) fn visit_linears<'a>(&'a self, layer: &str, visit: &mut LinearVisitor<'_, 'a>) {
+        for (index, third) in [&self.b, &self.c, &self.x].into_iter().enumerate() {
+            let width = third.out_features();
+            let role = LinearRole::Outputs { first: index * width, of: 3 * width };
+            visit(&format!("{layer}.conv.in_proj"), role, third);
         }
-        visit(&format!("{layer}.conv.out_proj"), &self.output);
+        visit(&format!("{layer}.conv.out_proj"), LinearRole::Whole, &self.output);
     }
 }
