@@ -3,6 +3,7 @@
 //!
 //! Names, defaults and spellings are those of mlx-lm 0.32, so that its users change one word in a script.
 
+pub(crate) mod adapter;
 pub(crate) mod cache_prompt;
 pub(crate) mod chat;
 pub(crate) mod choices;

@@ -1,5 +1,6 @@
 //! The `lmx` command line.
 
+mod adapters;
 mod args;
 mod cached;
 mod chat;

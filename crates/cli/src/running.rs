@@ -32,7 +32,7 @@ pub(crate) fn run(
     show: &mut dyn FnMut(&str) -> Result<(), End>,
 ) -> Result<Outcome, End> {
     let hold = Hold::new();
-    let unread = request.tokens.len() - engine.cached_tokens(&request.tokens);
+    let unread = request.tokens.len() - engine.cached_tokens(&request.tokens, request.adapter.as_ref());
     let total = request.tokens.len() as u64;
     let mut generation = engine.generate(request).map_err(anyhow::Error::new)?;
     let mut progress = (unread >= LONG_PROMPT).then(|| Progress::slow("reading the prompt", total));

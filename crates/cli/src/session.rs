@@ -1,5 +1,7 @@
 //! A loaded model as the commands use it.
 
+use crate::adapters;
+use crate::args::adapter::AdapterArgs;
 use crate::args::model::{KvDtype, ModelArgs, PrefixArgs, RunArgs, TemplateArgs, refused};
 use crate::device;
 use crate::end::End;
@@ -13,7 +15,7 @@ use lmx::grammar::{Form, Grammar};
 use lmx::prompt_cache::{Identity, PromptCache, PromptCacheFile};
 use lmx::sample::SamplingParams;
 use lmx::text::{ChatPrompt, ChatTemplate, RenderOptions, SpecialContent, TemplateError, Tokenizer};
-use lmx::{LoadError, LoadOptions, Loaded};
+use lmx::{Adapter, AdapterFiles, LoadError, LoadOptions, Loaded};
 
 use serde_json::{Map, Value};
 use std::sync::Arc;
@@ -27,6 +29,8 @@ const CHATML: &str = "{% for message in messages %}\
 pub(crate) struct Session {
     pub(crate) engine: Engine,
     pub(crate) tokenizer: Arc<Tokenizer>,
+    /// `--adapter-path`
+    pub(crate) adapter: Option<Adapter>,
     /// What was read from a prompt-cache file.
     pub(crate) cache: Option<PromptCache>,
     /// For the identity of what is cached.
@@ -126,6 +130,7 @@ impl Session {
     /// Whatever is wrong with the model's files, or with the words for them.
     pub(crate) fn open(
         model: &ModelArgs,
+        adapter: &AdapterArgs,
         run: &RunArgs,
         template: &TemplateArgs,
         reuse: Reuse<'_>,
@@ -135,6 +140,7 @@ impl Session {
         if model.trust_remote_code {
             notices.add("--trust-remote-code has no effect: lmx never runs code of a model folder");
         }
+        let adapter = adapters::open(adapter)?;
         let kv_quantization = quantization(run, reuse)?;
         let mut extra_eos = template.extra_eos_token.clone();
         if let Reuse::File(file) = reuse {
@@ -156,18 +162,22 @@ impl Session {
         })?;
         device::notice().into_iter().for_each(|notice| notices.add(notice));
         loaded.notices.iter().for_each(|notice| notices.add(notice.as_str()));
-        Self::with(loaded, run, template, reuse, max_running, notices)
+        Self::with(loaded, adapter.as_ref(), run, template, reuse, max_running, notices)
     }
 
     /// The engine and the template of what was loaded.
     fn with(
         loaded: Loaded,
+        adapter: Option<&AdapterFiles>,
         run: &RunArgs,
         args: &TemplateArgs,
         reuse: Reuse<'_>,
         max_running: usize,
         notices: &mut Notices,
     ) -> Result<Self, End> {
+        let adapter =
+            adapter.map(|files| files.fit(&*loaded.model)).transpose().map_err(anyhow::Error::new)?;
+        adapter.iter().for_each(|adapter| adapters::note(adapter, notices));
         let template = chat_template(&loaded.tokenizer, args.use_default_chat_template, notices);
         let layers = loaded.model.layer_kv();
         let (kv_type, kv_window) = match reuse {
@@ -219,6 +229,7 @@ impl Session {
             engine: Engine::new(loaded.model, Arc::clone(&loaded.tokenizer), loaded.eos, options)
                 .map_err(|error| refused(&error))?,
             tokenizer: loaded.tokenizer,
+            adapter,
             cache: None,
             checkpoint: loaded.checkpoint,
             template,
@@ -227,7 +238,8 @@ impl Session {
             variables: args.chat_template_config.clone().unwrap_or_default(),
         };
         if let Some(options) = prefixes.and_then(PrefixArgs::dir) {
-            let identity = session.identity()?;
+            // Each prefix says itself which adapter it was run with.
+            let identity = session.identity()?.with_adapter(None);
             let opened = session.engine.keep_prefixes_in(options, &identity);
             opened.map_err(|error| End::Usage(format!("--prompt-cache-dir: {error}")))?;
         }
@@ -235,7 +247,12 @@ impl Session {
             if file.notes().identity.is_some() {
                 file.check_identity(&session.identity()?).map_err(anyhow::Error::new)?;
             }
-            session.cache = Some(session.engine.load_prompt_cache(file).map_err(anyhow::Error::new)?);
+            session.cache = Some(
+                session
+                    .engine
+                    .load_prompt_cache(file, session.adapter.as_ref())
+                    .map_err(anyhow::Error::new)?,
+            );
         }
         Ok(session)
     }
@@ -246,7 +263,7 @@ impl Session {
     /// Files that cannot be read.
     pub(crate) fn identity(&self) -> anyhow::Result<Identity> {
         let template = self.template.as_ref().ok().and_then(|template| template.source(false));
-        Ok(Identity::of(&self.checkpoint, template)?)
+        Ok(Identity::of(&self.checkpoint, template)?.with_adapter(self.adapter.as_ref()))
     }
 
     /// Says what went wrong with the folder of `--prompt-cache-dir`.

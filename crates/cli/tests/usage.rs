@@ -14,16 +14,10 @@ fn refused(words: &[&str], says: &[&str]) {
 
 #[test]
 fn flags_of_mlx_lm_that_lmx_does_not_have() {
-    for words in [
-        &["--adapter-path", "x"][..],
-        &["--draft-model", "x"],
-        &["--quantize-activations"],
-        &["--image", "a.png", "b.png"],
-    ] {
+    for words in [&["--draft-model", "x"][..], &["--quantize-activations"], &["--image", "a.png", "b.png"]] {
         refused(words, &[words[0], "not supported yet"]);
     }
     refused(&["-qa"], &["--quantize-activations", "-qa"]);
-    run(&["chat", "--adapter-path", "8"]).assert_error(2, &["--adapter-path", "not supported yet"]);
 }
 
 #[test]
@@ -97,9 +91,8 @@ fn words_are_read_as_argparse_reads_them() {
         &["--extra-eos-token", "a", "b", "--seed", "1"],
         &["--trust-remote-code"],
     ] {
-        let words =
-            [&["generate", "--model", "/nonexistent/model"], words, &["--adapter-path", "4"]].concat();
-        run(&words).assert_error(2, &["--adapter-path is not supported"]);
+        let words = [&["generate", "--model", "/nonexistent/model"], words, &["--draft-model", "4"]].concat();
+        run(&words).assert_error(2, &["--draft-model is not supported"]);
     }
 }
 

@@ -1,18 +1,19 @@
 //! `lmx cache-prompt`: its words and what they mean.
 
+use super::adapter::AdapterArgs;
 use super::model::{ModelArgs, RunArgs, TemplateArgs};
-use super::refused::RefusedByCachePrompt;
 use crate::end::End;
 use std::path::PathBuf;
 
 /// The words of `lmx cache-prompt`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "The file has mlx-lm's layout: mlx_lm.generate continues it too.\n\
-    Flags of mlx-lm that are refused for now: --adapter-path")]
+#[command(after_help = "The file has mlx-lm's layout: mlx_lm.generate continues it too.")]
 pub(crate) struct CachePromptArgs {
     /// A model folder, a .gguf file, or a hub id that is in the local hub cache
     #[arg(long, value_name = "MODEL", default_value = "mlx_model")]
     pub(crate) model: String,
+    #[command(flatten)]
+    pub(crate) adapter: AdapterArgs,
     /// Revision of a hub id: a branch, tag or commit that is in the cache
     #[arg(long, value_name = "REVISION")]
     revision: Option<String>,
@@ -30,8 +31,6 @@ pub(crate) struct CachePromptArgs {
     pub(crate) eos_token: Option<String>,
     #[command(flatten)]
     pub(crate) run: RunArgs,
-    #[command(flatten)]
-    refused: RefusedByCachePrompt,
 }
 
 impl CachePromptArgs {
@@ -40,7 +39,6 @@ impl CachePromptArgs {
     /// # Errors
     /// [`End::Usage`] naming the flag.
     pub(crate) fn validate(&self) -> Result<&Self, End> {
-        self.refused.check()?;
         let bounded = self.run.kv_window()?.is_some();
         self.run.kv_quant.quantization()?;
         if bounded && self.run.kv_quant.is_given() {

@@ -1,8 +1,8 @@
 //! `lmx chat`: its words and what they mean.
 
+use super::adapter::AdapterArgs;
 use super::form::FormArgs;
 use super::model::{ModelArgs, PrefixArgs, RunArgs, TemplateArgs};
-use super::refused::RefusedByChat;
 use super::sampling::{MaxTokens, SamplingArgs, StopArgs, max_tokens};
 use super::speculation::SpeculationArgs;
 use super::values::seed;
@@ -15,11 +15,13 @@ use lmx::sample::{ProcessorParams, SamplingParams};
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Replies go to standard output; everything else goes to standard error. Type /help in the chat for its \
-    commands.\nFlags of mlx-lm that are refused for now: --adapter-path"
+    commands."
 )]
 pub(crate) struct ChatArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) adapter: AdapterArgs,
     #[command(flatten)]
     pub(crate) template: TemplateArgs,
     /// Tokens to generate at most in a reply (-1: until the context is full)
@@ -46,8 +48,6 @@ pub(crate) struct ChatArgs {
     /// Accepted for mlx-lm's sake: lmx runs in one process, where it changes nothing
     #[arg(long)]
     pub(crate) pipeline: bool,
-    #[command(flatten)]
-    refused: RefusedByChat,
 }
 
 /// What `lmx chat` is to do.
@@ -67,7 +67,6 @@ impl ChatArgs {
     /// # Errors
     /// [`End::Usage`] naming the flag.
     pub(crate) fn validate(self: Box<Self>) -> Result<ChatOptions, End> {
-        self.refused.check()?;
         self.run.kv_window()?;
         self.run.kv_quant.quantization()?;
         let (sampling, processors) = self.sampling.params()?;

@@ -1,5 +1,6 @@
 //! `lmx generate`: its words and what they mean.
 
+use super::adapter::AdapterArgs;
 use super::choices::{Choices, ChoicesArgs};
 use super::form::FormArgs;
 use super::model::{ModelArgs, PrefixArgs, RunArgs, TemplateArgs};
@@ -18,11 +19,13 @@ use std::path::PathBuf;
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Text goes to standard output as it is made; everything else goes to standard error.\n\
-    Flags of mlx-lm that are refused for now: --adapter-path --draft-model --image --quantize-activations (-qa)"
+    Flags of mlx-lm that are refused for now: --draft-model --image --quantize-activations (-qa)"
 )]
 pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) adapter: AdapterArgs,
     /// What to answer or continue; \n and \t are expanded, - reads standard input
     #[arg(long, short, value_name = "TEXT", default_value = "hello")]
     prompt: String,

@@ -13,8 +13,6 @@ fn refuse(refusals: &[Refusal]) -> Result<(), End> {
     }
 }
 
-const ADAPTER: &str =
-    "lmx cannot apply adapters; fuse the adapter into the model first, and leave the flag out";
 const DRAFT: &str = "lmx cannot draft with a second model; --ngram-spec guesses without one";
 const ACTIVATIONS: &str = "lmx chooses the precision of activations itself; leave the flag out";
 const IMAGE: &str = "lmx runs text models only; leave the flag out";
@@ -22,8 +20,6 @@ const IMAGE: &str = "lmx runs text models only; leave the flag out";
 /// The flags that `lmx generate` refuses.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct RefusedByGenerate {
-    #[arg(long, hide = true, value_name = "PATH")]
-    adapter_path: Option<String>,
     #[arg(long, hide = true, value_name = "FILE", num_args = 1..)]
     image: Vec<String>,
     #[arg(long, hide = true)]
@@ -37,40 +33,9 @@ impl RefusedByGenerate {
     /// Names the first flag that was given.
     pub(crate) fn check(&self) -> Result<(), End> {
         refuse(&[
-            ("--adapter-path", self.adapter_path.is_some(), ADAPTER),
             ("--image", !self.image.is_empty(), IMAGE),
             ("--quantize-activations (-qa)", self.quantize_activations, ACTIVATIONS),
             ("--draft-model", self.draft_model.is_some(), DRAFT),
         ])
-    }
-}
-
-/// The flags that `lmx chat` refuses.
-#[derive(Debug, Default, clap::Args)]
-pub(crate) struct RefusedByChat {
-    #[arg(long, hide = true, value_name = "PATH")]
-    adapter_path: Option<String>,
-}
-
-impl RefusedByChat {
-    /// # Errors
-    /// Names the first flag that was given.
-    pub(crate) fn check(&self) -> Result<(), End> {
-        refuse(&[("--adapter-path", self.adapter_path.is_some(), ADAPTER)])
-    }
-}
-
-/// The flags that `lmx cache-prompt` refuses.
-#[derive(Debug, Default, clap::Args)]
-pub(crate) struct RefusedByCachePrompt {
-    #[arg(long, hide = true, value_name = "PATH")]
-    adapter_path: Option<String>,
-}
-
-impl RefusedByCachePrompt {
-    /// # Errors
-    /// Names the first flag that was given.
-    pub(crate) fn check(&self) -> Result<(), End> {
-        refuse(&[("--adapter-path", self.adapter_path.is_some(), ADAPTER)])
     }
 }

@@ -40,8 +40,15 @@ pub(crate) fn run(args: &CachePromptArgs) -> Result<(), End> {
     let (model, template) = (args.model_args(), args.template_args());
     check_savable(args, &model)?;
     let prefixes = PrefixArgs::default();
-    let mut session =
-        Session::open(&model, &args.run, &template, Reuse::Prefixes(&prefixes), 1, &mut notices)?;
+    let mut session = Session::open(
+        &model,
+        &args.adapter,
+        &args.run,
+        &template,
+        Reuse::Prefixes(&prefixes),
+        1,
+        &mut notices,
+    )?;
     let messages = vec![message("user", &prompt)];
     let tokens = match &session.template {
         // The text ends where the user's does, so that it can go on.
@@ -54,11 +61,13 @@ pub(crate) fn run(args: &CachePromptArgs) -> Result<(), End> {
     };
     session.notice_quantization_out_of_reach(tokens.len(), Some(0), &mut notices);
     let identity = session.identity()?;
-    let outcome = running::run(&mut session.engine, Request::new(tokens.clone(), 0), &mut |_| Ok(()))?;
+    let request = Request { adapter: session.adapter.clone(), ..Request::new(tokens.clone(), 0) };
+    let outcome = running::run(&mut session.engine, request, &mut |_| Ok(()))?;
     if outcome.finish.is_none() {
         return Err(End::Interrupted);
     }
-    let cache = session.engine.prompt_cache(&tokens).map_err(anyhow::Error::new)?;
+    let adapter = session.adapter.as_ref();
+    let cache = session.engine.prompt_cache(&tokens, adapter).map_err(anyhow::Error::new)?;
     if cache.len() < tokens.len() {
         let (held, all) = (cache.len(), tokens.len());
         return Err(anyhow!("--kv-memory holds {held} of the prompt's {all} tokens only").into());

@@ -26,6 +26,7 @@ pub(crate) fn run(options: &ChatOptions) -> Result<(), End> {
     let mut notices = Notices::new(false);
     let session = Session::open(
         &args.model,
+        &args.adapter,
         &args.run,
         &args.template,
         Reuse::Prefixes(&args.prefix),
@@ -57,6 +58,9 @@ pub(crate) fn run(options: &ChatOptions) -> Result<(), End> {
 fn introduce(args: &ChatArgs) {
     let limit = args.max_tokens.0.map_or_else(|| "no limit".to_owned(), |n| n.to_string());
     terminal::say(&format!("model       {}", args.model.name()));
+    if let Some(adapter) = &args.adapter.adapter_path {
+        terminal::say(&format!("adapter     {adapter}"));
+    }
     terminal::say(&format!("max tokens  {limit}"));
     if let Some(system) = &args.template.system_prompt {
         terminal::say(&format!("system      {system}"));
@@ -158,6 +162,7 @@ impl Chat<'_> {
             processors: self.options.processors.clone(),
             stop: self.options.stop.clone(),
             grammar: self.grammar.clone(),
+            adapter: self.session.adapter.clone(),
             speculation: self.options.speculation,
             seed: Some(args.seed.wrapping_add(self.replies)),
             ..Request::default()
@@ -173,7 +178,7 @@ impl Chat<'_> {
             // The context is full; the next question will be told.
             return Ok(());
         }
-        let request = Request::new(tokens, 0);
+        let request = Request { adapter: self.session.adapter.clone(), ..Request::new(tokens, 0) };
         running::run(&mut self.session.engine, request, &mut |_| Ok(())).map(drop)
     }
 

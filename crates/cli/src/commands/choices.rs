@@ -36,7 +36,9 @@ pub(crate) fn run(
     let sampling = session.sampling(&options.sampling);
     // 32 bits, so that the seed can be typed.
     let seed = args.seed.unwrap_or_else(|| random_seed() >> 32);
+    let adapter = session.adapter.clone();
     let mut make = |seed| Request {
+        adapter: adapter.clone(),
         tokens: tokens.to_vec(),
         max_tokens: args.max_tokens.0,
         sampling: sampling.clone(),

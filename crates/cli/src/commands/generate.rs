@@ -47,7 +47,8 @@ pub(crate) fn run(options: &GenerateOptions) -> Result<(), End> {
         Some(file) => args.model.or(&file.notes().model),
         None => args.model.clone(),
     };
-    let mut session = Session::open(&model, &args.run, &args.template, reuse, RUNNING, &mut notices)?;
+    let mut session =
+        Session::open(&model, &args.adapter, &args.run, &args.template, reuse, RUNNING, &mut notices)?;
     let tokens = match &file {
         Some(file) => {
             cached::note_late_quantization(file, args, &mut notices);
@@ -70,6 +71,7 @@ pub(crate) fn run(options: &GenerateOptions) -> Result<(), End> {
         grammar: session.grammar(options.form.as_ref())?,
         seed: args.seed,
         speculation: options.speculation,
+        adapter: session.adapter.clone(),
         ..Request::default()
     };
     let mut reply = Reply::default();

@@ -1,12 +1,13 @@
 //! `lmx generate --prompts-file`: every line of a file is a request; they run together.
 
+use crate::adapters::{self, Adapters};
 use crate::args::generate::{GenerateArgs, GenerateOptions};
 use crate::args::sampling::MaxTokens;
 use crate::chat::conversation::message;
 use crate::end::End;
 use crate::interrupt::Hold;
 use crate::progress::Progress;
-use crate::prompts::input::{Line, Lines, Source, Stop};
+use crate::prompts::input::{AdapterChoice, Line, Lines, Source, Stop};
 use crate::prompts::output::Output;
 use crate::report::{self, Notices};
 use crate::running::Outcome;
@@ -33,6 +34,7 @@ pub(crate) fn run(options: &GenerateOptions, path: &Path) -> Result<(), End> {
     let concurrency = args.prompts.concurrency();
     let session = Session::open(
         &args.model,
+        &args.adapter,
         &args.run,
         &args.template,
         Reuse::Prefixes(&args.prefix),
@@ -53,6 +55,7 @@ pub(crate) fn run(options: &GenerateOptions, path: &Path) -> Result<(), End> {
         notices,
         session,
         grammars: None,
+        adapters: Adapters::default(),
         lines,
         output,
         read: begin,
@@ -91,6 +94,7 @@ struct Batch<'a> {
     notices: Notices,
     /// Made when the first line asks for a form.
     grammars: Option<Grammars>,
+    adapters: Adapters,
     lines: Lines,
     output: Output,
     /// Requests read.
@@ -176,7 +180,16 @@ impl Batch<'_> {
                 self.grammars.as_ref().map(|grammars| grammars.compile(&form)).transpose()?
             }
         };
+        let adapter = match &line.adapter {
+            None => self.session.adapter.clone(),
+            Some(AdapterChoice::None) => None,
+            Some(AdapterChoice::Path(name)) => {
+                Some(self.adapters.load(name, self.session.engine.model()).context("adapter")?)
+            }
+        };
+        adapter.iter().for_each(|adapter| adapters::note(adapter, &mut notices));
         let request = Request {
+            adapter,
             tokens: self.tokens(line, &mut notices)?,
             max_tokens: limit.0,
             sampling: self.session.sampling(&line.sampling(&options.sampling)),

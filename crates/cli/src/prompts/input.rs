@@ -28,6 +28,7 @@ pub(crate) struct Line {
     pub(crate) seed: Option<u64>,
     pub(crate) stop: Option<Stop>,
     pub(crate) ignore_eos: Option<bool>,
+    pub(crate) adapter: Option<AdapterChoice>,
     json_schema: Option<Value>,
     regex: Option<String>,
     grammar: Option<String>,
@@ -53,6 +54,26 @@ pub(crate) struct Line {
 pub(crate) enum Stop {
     One(String),
     Many(Vec<String>),
+}
+
+/// The adapter of a line: one by name, or with `false` none.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "Value")]
+pub(crate) enum AdapterChoice {
+    None,
+    Path(String),
+}
+
+impl TryFrom<Value> for AdapterChoice {
+    type Error = &'static str;
+
+    fn try_from(value: Value) -> Result<Self, Self::Error> {
+        match value {
+            Value::String(path) => Ok(Self::Path(path)),
+            Value::Bool(false) => Ok(Self::None),
+            _ => Err("adapter must be a path, or false for none"),
+        }
+    }
 }
 
 /// What a request continues.

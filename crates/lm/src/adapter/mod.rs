@@ -119,7 +119,9 @@ impl Eq for Adapter {}
 impl fmt::Display for Adapter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Loaded { method, rank, modules, layers, .. } = &*self.0;
-        write!(f, "{method} of rank {rank} on {modules} modules, in {layers} layers")
+        let (s, in_layers) =
+            (if *modules == 1 { "" } else { "s" }, if *layers == 1 { "layer" } else { "layers" });
+        write!(f, "{method} of rank {rank} on {modules} module{s}, {layers} {in_layers} changed")
     }
 }
 
