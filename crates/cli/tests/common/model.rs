@@ -61,6 +61,26 @@ impl Model {
         Self::write(&vocab, &weights)
     }
 
+    /// An adapter on the head that has the model say `byte` for ever; in a folder of its own.
+    pub fn adapter_saying(byte: u8) -> TempDir {
+        let vocab = vocabulary(&[]).len();
+        let mut up = vec![0.0; vocab];
+        up[usize::from(byte)] = 1.0;
+        // Hidden states of script models have one feature above 0, and no other.
+        let weights = [
+            ("lm_head.lora_a".to_owned(), vec![HIDDEN, 1], vec![1.0; HIDDEN]),
+            ("lm_head.lora_b".to_owned(), vec![1, vocab], up),
+        ];
+        let config = json!({
+            "fine_tune_type": "lora", "num_layers": 1,
+            "lora_parameters": {"rank": 1, "scale": 20.0, "dropout": 0.0, "keys": ["lm_head"]},
+        });
+        let dir = TempDir::new().unwrap();
+        std::fs::write(dir.path().join("adapters.safetensors"), safetensors(&weights)).unwrap();
+        std::fs::write(dir.path().join("adapter_config.json"), config.to_string()).unwrap();
+        dir
+    }
+
     fn write(vocab: &[String], weights: &[Weight]) -> Self {
         let model = Self { dir: TempDir::new().unwrap() };
         std::fs::write(model.file("model.safetensors"), safetensors(weights)).unwrap();
