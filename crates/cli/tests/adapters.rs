@@ -35,7 +35,8 @@ fn what_is_wrong_with_an_adapter_is_said_before_the_model_is_loaded() {
     for command in
         [&["generate"][..], &["chat"], &["cache-prompt", "--prompt", "a", "--prompt-cache-file", "b"]]
     {
-        let with = |path| run(&[command, &["--model", model().path(), "--adapter-path", path]].concat());
+        let model = model();
+        let with = |path| run(&[command, &["--model", model.path(), "--adapter-path", path]].concat());
         with("no/such").assert_error(1, &["adapter", "\"no/such\""]);
         with(path).assert_error(1, &[path, "PEFT"]);
     }
@@ -43,7 +44,8 @@ fn what_is_wrong_with_an_adapter_is_said_before_the_model_is_loaded() {
     let adapter = Model::adapter_saying(b'x');
     let config = r#"{"num_layers": 1, "lora_parameters": {"rank": 1, "scale": 1, "keys": ["auto"]}}"#;
     std::fs::write(adapter.path().join("adapter_config.json"), config).unwrap();
-    let words = ["generate", "--model", model().path(), "--adapter-path", adapter.path().to_str().unwrap()];
+    let model = model();
+    let words = ["generate", "--model", model.path(), "--adapter-path", adapter.path().to_str().unwrap()];
     run(&words).assert_error(1, &["lora_parameters.keys", "\"auto\""]);
 }
 
