@@ -2,6 +2,7 @@
 //! become a control token.
 #![allow(clippy::unwrap_used, clippy::panic)] // a test may stop at the first surprise
 
+use lmx::text::reply::ToolFormat;
 use lmx::text::{
     ChatTemplate, RenderOptions, SpecialContent, SpecialTokens, TemplateError, Tokenizer, TokenizerFiles,
 };
@@ -283,16 +284,16 @@ fn thinking_is_told_to_the_template_unless_the_caller_says_otherwise() {
 
 #[test]
 fn tool_formats_are_told_by_template_or_configuration() {
-    let format = |config: Value| folder(config, &[]).tool_parser().map(str::to_owned);
+    let format = |config: Value| folder(config, &[]).tool_format().map(ToolFormat::name);
     let by_template = |template: &str| format(json!({"chat_template": template}));
-    assert_eq!(by_template("x<tool_call>{{ tool_call.name }}").as_deref(), Some("json_tools"));
-    assert_eq!(by_template("<tool_call>\\n<function=").as_deref(), Some("qwen3_coder"));
-    assert_eq!(by_template("<tool_call>\n<function= [TOOL_CALLS]").as_deref(), Some("qwen3_coder"));
-    assert_eq!(by_template("[TOOL_CALLS]").as_deref(), Some("mistral"));
-    assert_eq!(by_template("<|tool_call><tool_call|>").as_deref(), Some("gemma4"));
+    assert_eq!(by_template("x<tool_call>{{ tool_call.name }}"), Some("json_tools"));
+    assert_eq!(by_template("<tool_call>\\n<function="), Some("qwen3_coder"));
+    assert_eq!(by_template("<tool_call>\n<function= [TOOL_CALLS]"), Some("qwen3_coder"));
+    assert_eq!(by_template("[TOOL_CALLS]"), Some("mistral"));
+    assert_eq!(by_template("<|tool_call><tool_call|>"), Some("gemma4"));
     assert_eq!(by_template("plain"), None);
     assert_eq!(
-        format(json!({"tool_parser_type": "laguna", "chat_template": "[TOOL_CALLS]"})).as_deref(),
+        format(json!({"tool_parser_type": "laguna", "chat_template": "[TOOL_CALLS]"})),
         Some("laguna")
     );
     let mut files = TokenizerFiles::read(&golden().join("byte_level")).unwrap();

@@ -96,7 +96,7 @@ impl Inspection {
             bos: model.tokenizer.bos().filter(|_| model.tokenizer.adds_bos()),
             eos: eos.collect(),
             thinking: model.tokenizer.thinking_markers().map(|markers| (markers.start, markers.end)),
-            tool_parser: model.tokenizer.tool_parser().map(str::to_owned),
+            tool_parser: model.tokenizer.tool_format().map(|format| format.name().to_owned()),
             flags_without_effect: flags_without_effect(sample.as_ref()),
             template: sample,
             memory: memory.map_err(anyhow::Error::new)?,

@@ -18,12 +18,14 @@ mod logprobs;
 mod params;
 mod processors;
 mod random;
+mod reasoning_budget;
 mod sampler;
 
 pub use logprobs::{log_softmax, top_logprobs};
 pub use params::{ParamError, ProcessorParams, SamplingParams, parse_logit_bias};
 pub use processors::ProcessorChain;
 pub use random::{Key, KeyStream, fold_seed, random_seed};
+pub use reasoning_budget::ReasoningBudget;
 pub use sampler::BuiltinSampler;
 
 /// Chooses the next token.

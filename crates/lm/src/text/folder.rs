@@ -3,9 +3,9 @@
 use super::added::AddedTokens;
 use super::decoder::{Decoder, KNOWN_DECODERS};
 use super::error::TokenizerError;
-use super::markers::tool_formats;
 use super::parts;
 use super::post::{self, Surround};
+use super::reply::ToolFormat;
 use super::special::{TokenConfig, TokenTable};
 use super::template::TemplateSources;
 use super::tokenizer::{Model, Parts, Tokenizer};
@@ -138,7 +138,7 @@ impl Tokenizer {
         let control = added.iter().filter(|(_, t)| t.special).map(|(id, _)| id).collect();
         Ok(Self::new(Parts {
             pre_tokenizer: parts::pre_tokenizer(TOKENIZER_JSON, &file.pre_tokenizer)?,
-            tool_parser: tool_parser(&config)?,
+            tool_format: tool_format(&config)?,
             special: token_config.special,
             extra_eos: Vec::new(),
             vocab,
@@ -153,12 +153,14 @@ impl Tokenizer {
     }
 }
 
-fn tool_parser(config: &Map<String, Value>) -> Result<Option<String>, TokenizerError> {
+fn tool_format(config: &Map<String, Value>) -> Result<Option<ToolFormat>, TokenizerError> {
     let Some(value) = config.get("tool_parser_type").filter(|v| !v.is_null()) else { return Ok(None) };
-    let known = tool_formats();
-    match value.as_str().filter(|name| known.contains(name)) {
-        Some(name) => Ok(Some(name.to_owned())),
-        None => Err(TokenizerError::unknown(CONFIG, "tool_parser_type", value, known.join(", "))),
+    match value.as_str().and_then(ToolFormat::from_name) {
+        Some(format) => Ok(Some(format)),
+        None => {
+            let known = ToolFormat::ALL.map(ToolFormat::name).join(", ");
+            Err(TokenizerError::unknown(CONFIG, "tool_parser_type", value, known))
+        }
     }
 }
 

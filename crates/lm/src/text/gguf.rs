@@ -296,7 +296,7 @@ impl Tokenizer {
                 origin: TEMPLATE_KEY.to_owned(),
                 by_code: None,
             },
-            tool_parser: None,
+            tool_format: None,
             special,
             surround,
             control,

@@ -12,6 +12,7 @@ mod markers;
 mod parts;
 mod post;
 mod pre;
+pub mod reply;
 mod special;
 mod stop;
 mod template;

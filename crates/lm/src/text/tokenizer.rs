@@ -5,6 +5,7 @@ use super::bpe::{Bpe, Scratch};
 use super::decoder::{DecodeStream, Decoder};
 use super::error::TokenizerError;
 use super::post::Surround;
+use super::reply::ToolFormat;
 use super::special::SpecialTokens;
 use super::template::TemplateSources;
 use super::vocab::Vocab;
@@ -39,7 +40,7 @@ pub(crate) struct Parts {
     pub(crate) control: HashSet<u32>,
     pub(crate) templates: TemplateSources,
     /// `tool_parser_type` of tokenizer_config.json.
-    pub(crate) tool_parser: Option<String>,
+    pub(crate) tool_format: Option<ToolFormat>,
     /// End-of-sequence ids besides `eos_token` (GGUF: end of turn, end of message).
     pub(crate) extra_eos: Vec<u32>,
 }
