@@ -7,6 +7,9 @@ use super::json_text::{JsonText, Step, is_space};
 /// The most bytes of a name with what is written around it.
 const HEADER_BYTES_MAX: usize = 512;
 
+/// A name, and the id that the model gave the call.
+type Named = (String, Option<String>);
+
 /// How a format frames its calls.
 #[derive(Debug)]
 pub(super) struct Frame {
@@ -25,7 +28,7 @@ pub(super) struct Frame {
     /// A block that begins with a bracket is JSON calls.
     pub(super) or_json: bool,
     /// Name and id, from the text before the separator and that between it and the arguments.
-    pub(super) header: fn(&str, &str) -> Option<(String, Option<String>)>,
+    pub(super) header: fn(&str, &str) -> Option<Named>,
 }
 
 /// `functions.NAME:0`, which is the id too.
@@ -92,7 +95,7 @@ pub(super) const MESSAGE: Frame = Frame {
     },
 };
 
-fn named(name: &str, id: Option<&str>) -> Option<(String, Option<String>)> {
+fn named(name: &str, id: Option<&str>) -> Option<Named> {
     let fits = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | '/' | ':');
     (!name.is_empty() && name.chars().all(fits)).then(|| (name.to_owned(), id.map(str::to_owned)))
 }

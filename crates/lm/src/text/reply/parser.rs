@@ -41,8 +41,8 @@ pub struct ReplyParser {
     emit: Emitter,
     /// There was nothing but white space in the content.
     fresh: bool,
-    content: Vec<(String, Action)>,
-    reasoning: Vec<(String, Action)>,
+    content: Markers,
+    reasoning: Markers,
 }
 
 #[derive(Clone, Debug)]
@@ -52,6 +52,9 @@ enum State {
     Header(String),
     Block(Box<Block>, Channel),
 }
+
+/// What is looked for in a channel.
+type Markers = Vec<(String, Action)>;
 
 /// What a marker does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -242,7 +245,7 @@ impl ReplyParser {
 }
 
 /// The markers that end content, and those that end reasoning.
-fn markers(options: &ReplyOptions) -> (Vec<(String, Action)>, Vec<(String, Action)>) {
+fn markers(options: &ReplyOptions) -> (Markers, Markers) {
     let (mut content, mut reasoning) = (Vec::new(), Vec::new());
     if let Some(thinking) = &options.thinking {
         content.push((thinking.start.clone(), Action::To(Channel::Reasoning)));

@@ -180,7 +180,7 @@ impl PairStyle {
         while !rest.is_empty() {
             let (key, after) = split(strip(rest, self.key[0])?, self.key[1])?;
             // Some models write the line break between the two as an escape.
-            let after = after.trim_start_matches(|c| is_space(c)).trim_start_matches("\\n").trim_start();
+            let after = after.trim_start_matches(is_space).trim_start_matches("\\n").trim_start();
             let (value, after) = split(strip(after, self.value[0])?, self.value[1])?;
             let (key, trimmed) = (key.trim(), value.trim());
             let json = if tools.is_string(call, key) {
