@@ -19,7 +19,7 @@ pub(crate) fn run(data: &[u8]) -> bool {
     let text = part();
     let Ok(tokenizer) = Tokenizer::from_files(&files) else { return false };
     let roles = (tokenizer.bos(), tokenizer.eos_ids(), tokenizer.unk(), tokenizer.pad());
-    let _ = (roles, tokenizer.thinking_markers(), tokenizer.tool_parser(), tokenizer.lookup(text));
+    let _ = (roles, tokenizer.thinking_markers(), tokenizer.tool_format(), tokenizer.lookup(text));
     if let Ok(mut ids) = tokenizer.encode(text, true) {
         // Some more ids, in and out of range.
         ids.extend(data.iter().take(64).map(|&byte| u32::from(byte) * 3));

@@ -185,3 +185,15 @@ fn what_cannot_be_enforced_is_said() {
     assert!(lark(ToolFormat::Qwen3Coder, &f(json!({"anyOf": []}))).is_err());
     assert!(lark(ToolFormat::Qwen3Coder, &f(json!({"required": ["x"]}))).is_err());
 }
+
+/// Where a marker is a control token, only that token is it.
+#[test]
+fn markers_that_are_control_tokens_are_asked_for_by_id() {
+    let world = world();
+    let id = world.tokenizer.id("<|im_start|>").unwrap();
+    let control = |token: &str| (token == "<tool_call>").then_some(id);
+    let lark = CallGrammar::default().lark(ToolFormat::JsonTools, &tools(), &control).unwrap();
+    let text = call(ToolFormat::JsonTools, "Rome", "1");
+    assert_eq!(world.accepts(&lark, &text.replace("<tool_call>", "<|im_start|>")), Ok(()), "{lark}");
+    assert!(world.accepts(&lark, &text).is_err());
+}
