@@ -88,7 +88,8 @@ fn chat_talks_with_the_adapter() {
 fn a_prompt_cache_file_goes_on_with_its_adapter_only() {
     let (model, x, y) = (model(), Model::adapter_saying(b'x'), Model::adapter_saying(b'y'));
     let [x, y] = [&x, &y].map(|adapter| adapter.path().to_str().unwrap());
-    let file = model.file("cache.safetensors");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("cache.safetensors");
     let file = file.to_str().unwrap();
     let cache = ["cache-prompt", "--model", model.path(), "--prompt", "a", "--prompt-cache-file", file];
     run(&[&cache[..], &["--adapter-path", x]].concat()).assert_ok();
