@@ -223,6 +223,7 @@ impl Session {
             kv_type,
             prefix_cache: prefixes.map(|args| args.memory(kv_window.is_some())),
             kv_memory: run.kv_memory.unwrap_or_else(device::default_kv_memory),
+            ..EngineOptions::default()
         };
         let mut session = Self {
             xtc_special_tokens: newline.into_iter().chain(eos).collect(),
