@@ -103,14 +103,16 @@ fn rank(config: &Config) -> Result<usize, ConfigError> {
 
 fn scale(config: &Config) -> Result<f32, ConfigError> {
     const KEY: &str = "lora_parameters.scale";
-    let hint = match config.get("lora_parameters.alpha") {
+    if let Some(scale) = config.number_opt(KEY)? {
+        return Ok(scale as f32);
+    }
+    let allowed = match config.get("lora_parameters.alpha") {
         None => "a number",
         Some(_) => {
             "a number, by which the addition is multiplied; alpha, which others divide by the rank, is not read"
         }
     };
-    let scale = config.number_opt(KEY)?.ok_or_else(|| config.missing(KEY, hint))?;
-    Ok(scale as f32)
+    Err(config.missing(KEY, allowed))
 }
 
 fn keys(config: &Config) -> Result<Option<Vec<String>>, ConfigError> {
