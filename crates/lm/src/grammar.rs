@@ -100,12 +100,26 @@ impl Form {
 
     fn compile(&self) -> TopLevelGrammar {
         match self {
-            Form::Json => TopLevelGrammar::from_json_schema(json!({})),
-            Form::JsonSchema(schema) => TopLevelGrammar::from_json_schema(schema.clone()),
+            Form::Json => TopLevelGrammar::from_json_schema(spaced(&json!({}))),
+            Form::JsonSchema(schema) => TopLevelGrammar::from_json_schema(spaced(schema)),
             Form::Regex(regex) => TopLevelGrammar::from_regex(regex),
             Form::Lark(grammar) => TopLevelGrammar::from_lark(grammar.clone()),
         }
     }
+}
+
+/// A schema whose texts have a bounded amount of white space between their parts: room for indentation, but not for a
+/// model that finds nothing else to say.
+fn spaced(schema: &Value) -> Value {
+    const OPTIONS: &str = "x-guidance";
+    let mut schema = schema.clone();
+    if schema == true {
+        schema = json!({});
+    }
+    if let Some(map) = schema.as_object_mut().filter(|map| !map.contains_key(OPTIONS)) {
+        map.insert(OPTIONS.to_owned(), json!({"whitespace_pattern": r"[ ]{1,24}|\n[ ]{0,24}"}));
+    }
+    schema
 }
 
 /// Compiles forms for one vocabulary. Cheap to clone; to be shared between threads.
