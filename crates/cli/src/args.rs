@@ -15,6 +15,7 @@ pub(crate) mod model;
 pub(crate) mod prompts;
 pub(crate) mod refused;
 pub(crate) mod sampling;
+pub(crate) mod server;
 mod speculation;
 pub(crate) mod values;
 
@@ -49,6 +50,8 @@ pub(crate) enum Command {
     /// Run the beginning of a prompt and write its keys and values to a file, which generate continues
     #[command(visible_alias = "cache_prompt")]
     CachePrompt(Box<cache_prompt::CachePromptArgs>),
+    /// Serve models to programs that speak OpenAI's or Anthropic's protocol
+    Server(Box<server::ServerArgs>),
     /// Say what a model is and what it will need, without running it
     Inspect(Box<inspect::InspectArgs>),
     /// Print a completion script for a shell

@@ -48,6 +48,11 @@ fn expand_home(path: &Path, get: Lookup) -> PathBuf {
     }
 }
 
+/// The key that `lmx server` asks for where the command line names none.
+pub(crate) fn api_key() -> Option<String> {
+    variable("LMX_API_KEY").map(|value| value.to_string_lossy().into_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

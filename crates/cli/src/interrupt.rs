@@ -21,6 +21,27 @@ pub(crate) fn listen() -> anyhow::Result<()> {
     .context("cannot listen for Ctrl-C")
 }
 
+/// Waits until the program is asked to stop: by Ctrl-C, or by SIGTERM. A second time ends it at once.
+///
+/// # Errors
+/// If signals cannot be listened to.
+pub(crate) async fn stop_signal() -> anyhow::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        std::process::exit(EXIT_CODE.into());
+    });
+    Ok(())
+}
+
 /// While it lives, Ctrl-C asks instead of ending the program.
 #[derive(Debug)]
 pub(crate) struct Hold(());

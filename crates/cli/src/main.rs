@@ -38,6 +38,7 @@ fn run() -> Result<(), End> {
         Command::Generate(args) => commands::generate::run(&args.validate()?),
         Command::Chat(args) => commands::chat::run(&args.validate()?),
         Command::CachePrompt(args) => commands::cache_prompt::run(args.validate()?),
+        Command::Server(args) => commands::server::run(args.validate()?),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Completions(args) => commands::completions::run(&args),
     }

@@ -43,7 +43,7 @@ pub(crate) struct Session {
     /// `--chat-template-config`
     variables: Map<String, Value>,
     /// Tokens that XTC must not strike out: newline and end of sequence.
-    xtc_special_tokens: Vec<u32>,
+    pub(crate) xtc_special_tokens: Vec<u32>,
 }
 
 /// The model's chat template, or with `use_default` ChatML where it has none.

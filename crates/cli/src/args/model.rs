@@ -231,7 +231,7 @@ pub(crate) struct TemplateArgs {
     #[arg(long)]
     pub(crate) use_default_chat_template: bool,
     /// Variables for the chat template, as a JSON object like '{"enable_thinking": false}'
-    #[arg(long, value_name = "JSON", value_parser = json_object)]
+    #[arg(long, alias = "chat-template-args", value_name = "JSON", value_parser = json_object)]
     pub(crate) chat_template_config: Option<serde_json::Map<String, serde_json::Value>>,
     /// Further tokens that end a reply, as texts or ids
     #[arg(long, value_name = "TOKEN", num_args = 1..)]

@@ -7,3 +7,4 @@ pub(crate) mod completions;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 mod prompts;
+pub(crate) mod server;

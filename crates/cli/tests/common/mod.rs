@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 pub mod model;
+pub mod server;
 
 use std::io::Write;
 use std::process::{Command, Stdio};

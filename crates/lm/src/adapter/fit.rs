@@ -10,8 +10,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The matrices of a module, by its name.
-type Modules<'a> = BTreeMap<String, Vec<(LinearRole, &'a Linear)>>;
+/// A matrix, and what it is of its module.
+type Part<'a> = (LinearRole, &'a Linear);
+/// The matrices of each module, by its name.
+type Modules<'a> = BTreeMap<String, Vec<Part<'a>>>;
 
 impl AdapterFiles {
     /// Loads the adapter for `model`: all of its tensors, for exactly the modules that its configuration names.
@@ -47,7 +49,7 @@ impl AdapterFiles {
     fn choose<'m, 'a>(
         &self,
         modules: &'m Modules<'a>,
-    ) -> Result<BTreeMap<&'m str, &'m [(LinearRole, &'a Linear)]>, AdapterError> {
+    ) -> Result<BTreeMap<&'m str, &'m [Part<'a>]>, AdapterError> {
         let layers = modules.keys().filter_map(|module| in_layer(module)).map(|(layer, _)| layer + 1).max();
         let first = layers.unwrap_or(0).saturating_sub(self.last_layers.unwrap_or(usize::MAX));
         let changed = |module: &str| in_layer(module).is_some_and(|(layer, _)| layer >= first);
@@ -77,7 +79,7 @@ impl AdapterFiles {
     fn add_module(
         &self,
         module: &str,
-        matrices: &[(LinearRole, &Linear)],
+        matrices: &[Part<'_>],
         device: &Device,
         tensors: &mut Tensors<'_>,
         weights: &mut AdapterWeights,

@@ -334,6 +334,7 @@ impl Active {
                     top: Vec::new(),
                     from_draft: false,
                     finish: Some(FinishReason::Length),
+                    stopped_by: None,
                     stats: self.stats.clone(),
                 })
             });
@@ -399,7 +400,8 @@ impl Active {
             self.state = State::Finished;
         }
         let stats = self.stats.clone();
-        Event { token: Some(token), text, logprob, top, from_draft, finish, stats }
+        let stopped_by = self.text.stop.found().map(str::to_owned);
+        Event { token: Some(token), text, logprob, top, from_draft, finish, stopped_by, stats }
     }
 
     fn count_token(&mut self) {

@@ -34,6 +34,8 @@ pub struct Event {
     pub from_draft: bool,
     /// Set on the last event of a request.
     pub finish: Option<FinishReason>,
+    /// The stop string that ended the request, if one did.
+    pub stopped_by: Option<String>,
     /// What the request cost so far.
     pub stats: Stats,
 }

@@ -142,6 +142,12 @@ impl Engine {
         &self.tokenizer
     }
 
+    /// The tokens that end a reply.
+    #[must_use]
+    pub fn eos(&self) -> &EosSet {
+        &self.eos
+    }
+
     /// Compiles grammars for the requests of this engine; takes tens of milliseconds for a large vocabulary.
     ///
     /// # Errors

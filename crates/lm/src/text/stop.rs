@@ -45,6 +45,8 @@ pub struct StopMatcher {
     /// Text that may be the beginning of a stop string.
     held: String,
     matched: bool,
+    /// The stop string that is complete.
+    found: String,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -89,7 +91,13 @@ impl StopMatcher {
     /// A matcher for `stops`; empty strings among them never match.
     #[must_use]
     pub fn new(stops: &[String]) -> Self {
-        let mut matcher = Self { nodes: vec![Node::default()], node: 0, held: String::new(), matched: false };
+        let mut matcher = Self {
+            nodes: vec![Node::default()],
+            node: 0,
+            held: String::new(),
+            matched: false,
+            found: String::new(),
+        };
         for stop in stops {
             matcher.add(stop.as_bytes());
         }
@@ -153,6 +161,12 @@ impl StopMatcher {
         }
     }
 
+    /// The stop string that was found.
+    #[must_use]
+    pub fn found(&self) -> Option<&str> {
+        self.matched.then_some(self.found.as_str())
+    }
+
     /// Takes the next piece of text; returns what is safe to show. After a stop nothing more comes.
     pub fn push(&mut self, text: &str) -> StopOutput {
         if self.matched {
@@ -164,7 +178,8 @@ impl StopMatcher {
             self.node = self.step(self.node, byte);
             let ends = self.nodes.get(self.node).map_or(0, |node| node.ends);
             if ends > 0 {
-                self.held.truncate(before + i + 1 - ends);
+                self.held.truncate(before + i + 1);
+                self.found = self.held.split_off(before + i + 1 - ends);
                 self.matched = true;
                 return StopOutput { text: std::mem::take(&mut self.held), matched: true };
             }
@@ -202,6 +217,14 @@ mod tests {
         }
         shown.push(matcher.finish());
         (shown, false)
+    }
+
+    #[test]
+    fn which_string_was_found_is_told() {
+        let mut matcher = StopMatcher::new(&["ab".to_owned(), "éb".to_owned()]);
+        assert_eq!(matcher.found(), None);
+        assert_eq!(matcher.push("a é").text, "a ");
+        assert_eq!((matcher.push("bab").matched, matcher.found()), (true, Some("éb")));
     }
 
     #[test]

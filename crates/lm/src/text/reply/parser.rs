@@ -91,6 +91,12 @@ impl ReplyParser {
         }
     }
 
+    /// Whether the text that comes next is of the model's thoughts, unless a marker says otherwise.
+    #[must_use]
+    pub fn in_reasoning(&self) -> bool {
+        matches!(self.state, State::Text(Channel::Reasoning))
+    }
+
     /// Takes the next piece of text, cut anywhere between characters; returns the parts that are certain.
     pub fn push(&mut self, text: &str) -> Vec<ReplyPart> {
         for c in text.chars() {

@@ -1,0 +1,332 @@
+//! The server as its clients see it, over script models that say a known text.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::model::{Model, Then};
+use common::server::{Answer, Server};
+use serde_json::{Value, json};
+use std::io::Read;
+
+const CHAT: &str = "/v1/chat/completions";
+const TEXT: &str = "/v1/completions";
+
+fn ask(content: &str) -> Value {
+    json!({"messages": [{"role": "user", "content": content}], "max_tokens": 40})
+}
+
+fn with(mut body: Value, field: &str, value: Value) -> Value {
+    body[field] = value;
+    body
+}
+
+/// The joined texts of a stream's deltas, and its finish reasons.
+fn joined(answer: &Answer) -> (String, Vec<Value>) {
+    let (mut text, mut reasons) = (String::new(), Vec::new());
+    for event in answer.events() {
+        for choice in event["choices"].as_array().unwrap() {
+            text += choice["delta"]["content"].as_str().or(choice["text"].as_str()).unwrap_or_default();
+            reasons.extend(Some(choice["finish_reason"].clone()).filter(|reason| !reason.is_null()));
+        }
+    }
+    (text, reasons)
+}
+
+#[test]
+fn a_stream_says_what_the_whole_reply_says() {
+    // A character is cut by tokens.
+    let model = Model::script(&[b"Grus", b"s ", b"\xf0\x9f", b"\x98", b"\x80", b" euch"], Then::End);
+    let server = Server::start(model.path(), &[]);
+    for (extra, text, reason) in [
+        (json!({}), "Gruss 😀 euch", "stop"),
+        (json!({"max_tokens": 2}), "Gruss ", "length"),
+        (json!({"max_completion_tokens": 2, "max_tokens": 9}), "Gruss ", "length"),
+        (json!({"stop": ["s 😀"]}), "Grus", "stop"),
+        (json!({"stop": "euch"}), "Gruss 😀 ", "stop"),
+    ] {
+        let mut body = ask("hi");
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let whole = server.post(CHAT, &body).json();
+        assert_eq!(whole["choices"][0]["message"]["content"], text, "{whole}");
+        assert_eq!(whole["choices"][0]["finish_reason"], reason);
+        assert_eq!(whole["object"], "chat.completion");
+        let stream = server.post(CHAT, &with(body, "stream", true.into()));
+        assert!(stream.head.contains("content-type: text/event-stream"));
+        assert_eq!(joined(&stream), (text.to_owned(), vec![reason.into()]), "{stream:?}");
+        assert_eq!(stream.events()[0]["choices"][0]["delta"]["role"], "assistant");
+        let roles = stream.events().iter().filter(|e| e["choices"][0]["delta"].get("role").is_some()).count();
+        assert_eq!(roles, 1);
+    }
+}
+
+#[test]
+fn usage_comes_when_it_is_asked_for() {
+    let model = Model::script(&[b"a", b"b"], Then::End);
+    let server = Server::start(model.path(), &[]);
+    let body = with(with(ask("hi"), "stream", true.into()), "stream_options", json!({"include_usage": true}));
+    let events = server.post(CHAT, &body).events();
+    let last = events.last().unwrap();
+    assert_eq!(
+        (last["choices"].as_array().unwrap().len(), &last["usage"]["completion_tokens"]),
+        (0, &json!(3))
+    );
+    assert!(events[..events.len() - 1].iter().all(|event| event.get("usage").is_none()));
+    let whole = server.post(CHAT, &ask("hi")).json();
+    assert_eq!(whole["usage"]["completion_tokens"], 3);
+    let cached = whole["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    assert_eq!(
+        cached + 1,
+        whole["usage"]["prompt_tokens"].as_u64().unwrap(),
+        "the second time all but one token"
+    );
+}
+
+#[test]
+fn null_is_absent_and_what_is_wrong_is_named() {
+    let model = Model::script(&[b"a", b"b"], Then::End);
+    let server = Server::start(model.path(), &["--max-messages", "3"]);
+    let plain = server.post(CHAT, &ask("hi")).json()["choices"].clone();
+    let fields = [
+        "temperature",
+        "top_p",
+        "stop",
+        "seed",
+        "logit_bias",
+        "tools",
+        "tool_choice",
+        "response_format",
+        "stream_options",
+        "user",
+        "n",
+        "max_completion_tokens",
+        "logprobs",
+        "top_logprobs",
+        "model",
+        "stream",
+    ];
+    for field in fields {
+        let answer = server.post(CHAT, &with(ask("hi"), field, Value::Null)).json();
+        assert_eq!(answer["choices"], plain, "{field}");
+    }
+    for (field, value, param) in [
+        ("temperature", json!("hot"), "temperature"),
+        ("temperature", json!(-1), "temperature"),
+        ("temperature", json!(1e9), "temperature"),
+        ("top_p", json!(3), "top_p"),
+        ("min_p", json!(-0.1), "min_p"),
+        ("max_tokens", json!(0), "max_tokens"),
+        ("max_tokens", json!(1.0), "max_tokens"),
+        ("max_tokens", json!(true), "max_tokens"),
+        ("n", json!(1_000_000), "n"),
+        ("top_logprobs", json!(1_000_000), "top_logprobs"),
+        ("logit_bias", json!({"999999": 1}), "logit_bias"),
+        ("stop", json!(5), "stop"),
+        ("stop", json!([5]), "stop"),
+        ("stop", json!([""]), "stop"),
+        ("messages", json!([]), "messages"),
+        ("messages", json!("x"), "messages"),
+        ("messages", json!(vec![json!({"role": "user", "content": "x"}); 4]), "messages"),
+        ("messages", json!([{"role": "wizard", "content": "x"}]), "messages[0].role"),
+        ("xtc_threshold", json!(0.9), "xtc_threshold"),
+        ("tool_choice", json!("required"), "tool_choice"),
+        ("response_format", json!({"type": "yaml"}), "response_format.type"),
+        ("stream_options", json!({"include_usage": true}), "stream_options"),
+        ("temprature", json!(1), "temprature"),
+        ("store", json!(true), "store"),
+    ] {
+        let answer = server.post(CHAT, &with(with(ask("hi"), "logprobs", true.into()), field, value.clone()));
+        let error = answer.json()["error"].clone();
+        assert_eq!((answer.status, error["param"].as_str()), (400, Some(param)), "{field}: {value}: {error}");
+        assert!(error["message"].is_string() && error["type"] == "invalid_request_error", "{error}");
+    }
+    for (method, path, body, status) in [
+        ("POST", CHAT, "[]", 400),
+        ("POST", CHAT, "{", 400),
+        ("POST", CHAT, "\u{7f}", 400),
+        ("POST", CHAT, &"[".repeat(100_000), 400),
+        ("POST", CHAT, r#"{"model": "gpt-4o", "messages": [{"role": "user", "content": "x"}]}"#, 404),
+        ("POST", CHAT, r#"{"model": "../../etc", "messages": [{"role": "user", "content": "x"}]}"#, 404),
+        ("GET", "/v1/models/none", "", 404),
+        ("GET", "/nowhere", "", 404),
+        ("GET", CHAT, "", 405),
+        ("POST", TEXT, r#"{"prompt": ""}"#, 400),
+        ("POST", TEXT, r#"{"prompt": []}"#, 400),
+        ("POST", TEXT, r#"{"prompt": [1, "a"]}"#, 400),
+        ("POST", TEXT, r#"{"prompt": [99999]}"#, 400),
+        ("POST", TEXT, r#"{"prompt": "a", "suffix": "b"}"#, 400),
+    ] {
+        let answer = server.ask(method, path, &[], body);
+        assert_eq!(answer.status, status, "{path} {body:.40}: {answer:?}");
+        assert!(answer.json()["error"]["message"].is_string());
+    }
+    assert_eq!(server.post(CHAT, &ask("hi")).json()["choices"], plain, "it still answers");
+}
+
+#[test]
+fn choices_differ_by_their_seeds_and_come_again() {
+    let model = Model::random();
+    let server = Server::start(model.path(), &[]);
+    let body = |n: usize, seed: i64| json!({"prompt": "abc", "max_tokens": 12, "temperature": 1.0, "n": n, "seed": seed});
+    let texts = |answer: Answer| -> Vec<String> {
+        let choices = answer.json()["choices"].as_array().unwrap().clone();
+        assert!(choices.iter().enumerate().all(|(index, choice)| choice["index"] == index));
+        choices.iter().map(|choice| choice["text"].as_str().unwrap().to_owned()).collect()
+    };
+    let three = texts(server.post(TEXT, &body(3, 7)));
+    assert!(three[0] != three[1] && three[1] != three[2], "{three:?}");
+    assert_eq!(texts(server.post(TEXT, &body(3, 7))), three);
+    assert_eq!(texts(server.post(TEXT, &body(1, 7))), three[..1], "the first has the seed itself");
+    let echo = texts(server.post(TEXT, &with(body(1, 7), "echo", true.into())));
+    assert_eq!(echo, [format!("abc{}", three[0])]);
+    let lists = texts(server.post(TEXT, &with(body(2, 7), "prompt", json!(["abc", "xyz"]))));
+    assert_eq!((lists.len(), &lists[..2]), (4, &three[..2]));
+    let streamed = server.post(TEXT, &with(body(1, 7), "stream", true.into()));
+    assert_eq!(joined(&streamed).0, three[0]);
+}
+
+#[test]
+fn log_probabilities_are_those_of_the_tokens_that_were_drawn() {
+    let model = Model::random();
+    let server = Server::start(model.path(), &[]);
+    let mut body = ask("hi");
+    for (field, value) in
+        [("logprobs", json!(true)), ("top_logprobs", json!(3)), ("temperature", json!(1)), ("seed", json!(5))]
+    {
+        body[field] = value;
+    }
+    let whole = server.post(CHAT, &body).json();
+    let content = whole["choices"][0]["logprobs"]["content"].as_array().unwrap();
+    assert_eq!(content.len() as u64, whole["usage"]["completion_tokens"].as_u64().unwrap());
+    for entry in content {
+        let top: Vec<f64> = entry["top_logprobs"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|t| t["logprob"].as_f64().unwrap())
+            .collect();
+        assert!(
+            top.len() == 3 && top.is_sorted_by(|a, b| a >= b) && entry["logprob"].as_f64().unwrap() <= top[0]
+        );
+    }
+    let bytes: Vec<u8> = content
+        .iter()
+        .flat_map(|e| e["bytes"].as_array().unwrap())
+        .map(|b| b.as_u64().unwrap() as u8)
+        .collect();
+    let text = whole["choices"][0]["message"]["content"].as_str().unwrap();
+    assert!(String::from_utf8_lossy(&bytes).starts_with(text));
+    let streamed = server.post(CHAT, &with(body, "stream", true.into())).events();
+    let streamed: Vec<&Value> =
+        streamed.iter().filter_map(|e| e["choices"][0]["logprobs"]["content"].as_array()).flatten().collect();
+    assert_eq!(streamed, content.iter().collect::<Vec<_>>());
+}
+
+#[test]
+fn what_nobody_waits_for_is_ended() {
+    let model = Model::script(&[b"x", b"y"], Then::Loop);
+    let server = Server::start(model.path(), &[]);
+    for stream in [true, false] {
+        let body =
+            json!({"messages": [{"role": "user", "content": "go"}], "max_tokens": 100_000, "stream": stream});
+        let mut connection = server.send("POST", CHAT, &[], &body.to_string());
+        server.await_metric("lmx_requests_in_flight", 1.0);
+        if stream {
+            connection.read_exact(&mut [0; 500]).unwrap();
+        }
+        drop(connection);
+        server.await_metric("lmx_requests_in_flight", 0.0);
+    }
+    assert_eq!(server.metric("lmx_requests_cancelled_total"), 2.0);
+    assert_eq!(server.post(CHAT, &ask("hi")).status, 200);
+}
+
+#[test]
+fn a_full_queue_is_said() {
+    let model = Model::script(&[b"x", b"y"], Then::Loop);
+    let server = Server::start(model.path(), &["--max-queue", "1"]);
+    let body =
+        json!({"messages": [{"role": "user", "content": "go"}], "max_tokens": 100_000, "stream": true});
+    let connection = server.send("POST", CHAT, &[], &body.to_string());
+    server.await_metric("lmx_requests_in_flight", 1.0);
+    let answer = server.post(CHAT, &ask("hi"));
+    assert_eq!((answer.status, answer.json()["error"]["type"].as_str()), (429, Some("rate_limit_error")));
+    assert!(answer.head.contains("retry-after: "));
+    drop(connection);
+    server.await_metric("lmx_requests_in_flight", 0.0);
+    assert_eq!(server.post(CHAT, &ask("hi")).status, 200);
+}
+
+#[test]
+fn who_may_ask_is_checked() {
+    let model = Model::script(&[b"a"], Then::End);
+    let server = Server::start(model.path(), &["--api-key", "k1", "--allowed-origins", "https://a.example"]);
+    let status = |headers: &[&str]| server.ask("GET", "/v1/models", headers, "").status;
+    assert_eq!(status(&[]), 401);
+    assert_eq!(status(&["authorization: Bearer no"]), 401);
+    assert_eq!(status(&["authorization: Bearer k1"]), 200);
+    assert_eq!(status(&["x-api-key: k1"]), 200);
+    assert_eq!(status(&["x-api-key: k1", "host: evil.example"]), 403);
+    assert_eq!(server.get("/health").status, 200);
+    let head = |origin: &str| server.ask("OPTIONS", CHAT, &[origin], "").head;
+    assert!(head("origin: https://a.example").contains("access-control-allow-origin: https://a.example"));
+    assert!(!head("origin: https://evil.example").contains("access-control-allow-origin"));
+    common::run(&["server", "--model", model.path(), "--host", "0.0.0.0"])
+        .assert_error(2, &["--host", "--api-key"]);
+}
+
+#[test]
+fn anthropics_protocol() {
+    let model = Model::script(&[b"Hel", b"lo"], Then::End);
+    let server = Server::start(model.path(), &[]);
+    let body = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "system": "be"});
+    let whole = server.post("/v1/messages", &body).json();
+    assert_eq!(whole["content"], json!([{"type": "text", "text": "Hello"}]));
+    assert_eq!((&whole["stop_reason"], &whole["stop_sequence"]), (&json!("end_turn"), &Value::Null));
+    let count = server
+        .post("/v1/messages/count_tokens", &json!({"messages": body["messages"], "system": "be"}))
+        .json();
+    let usage = &whole["usage"];
+    let input = ["input_tokens", "cache_read_input_tokens"].map(|field| usage[field].as_u64().unwrap());
+    assert_eq!(count["input_tokens"].as_u64().unwrap(), input.iter().sum::<u64>());
+    let stopped = server.post("/v1/messages", &with(body.clone(), "stop_sequences", json!(["lo"]))).json();
+    assert_eq!((&stopped["stop_reason"], &stopped["stop_sequence"]), (&json!("stop_sequence"), &json!("lo")));
+    assert_eq!(stopped["content"][0]["text"], "Hel");
+    let stream = server.post("/v1/messages", &with(body.clone(), "stream", true.into())).body;
+    let names: Vec<&str> = stream.lines().filter_map(|line| line.strip_prefix("event: ")).collect();
+    assert_eq!(names.first(), Some(&"message_start"));
+    assert_eq!(names[names.len() - 3..], ["content_block_stop", "message_delta", "message_stop"]);
+    let error = server.post("/v1/messages", &with(body, "max_tokens", Value::Null));
+    assert_eq!((error.status, error.json()["error"]["type"].as_str()), (400, Some("invalid_request_error")));
+}
+
+#[test]
+fn tokens_and_templates_can_be_asked_for() {
+    let model = Model::script(&[b"a"], Then::End);
+    let server = Server::start(model.path(), &[]);
+    let tokens = server.post("/tokenize", &json!({"content": "hé"})).json();
+    assert_eq!(tokens["count"], 3);
+    assert_eq!(server.post("/detokenize", &json!({"tokens": tokens["tokens"]})).json()["content"], "hé");
+    let prompt =
+        server.post("/apply-template", &json!({"messages": [{"role": "user", "content": "x"}]})).json();
+    assert_eq!(prompt["prompt"], "<|user|>x<|end|>\n<|assistant|>");
+    assert_eq!(server.post("/detokenize", &json!({"tokens": [99_999]})).status, 400);
+}
+
+#[test]
+fn stopping_lets_replies_end_or_says_that_they_did_not() {
+    let model = Model::script(&[b"x", b"y"], Then::Loop);
+    let mut server = Server::start(model.path(), &["--grace-period", "0.5"]);
+    let body =
+        json!({"messages": [{"role": "user", "content": "go"}], "max_tokens": 100_000, "stream": true});
+    let mut connection = server.send("POST", CHAT, &[], &body.to_string());
+    server.await_metric("lmx_requests_in_flight", 1.0);
+    server.terminate();
+    let mut text = String::new();
+    connection.read_to_string(&mut text).unwrap();
+    assert!(
+        text.contains("the server was stopped before the reply was complete") && !text.contains("[DONE]"),
+        "{}",
+        &text[text.len() - 400..]
+    );
+    assert!(server.wait().success());
+}

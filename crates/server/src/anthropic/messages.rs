@@ -1,0 +1,314 @@
+//! `/v1/messages` and `/v1/messages/count_tokens`
+
+use super::convert;
+use crate::app::App;
+use crate::body::{self, in_range};
+use crate::error::{ApiError, ApiResult};
+use crate::fields::Sampling;
+use crate::model::Model;
+use crate::openai::chat::thinking as template_thinking;
+use crate::openai::tools::Choice as ToolChoice;
+use crate::openai::{messages, new_id};
+use crate::reply::{Parts, Shape, Tooling};
+use crate::running::Running;
+use crate::sse::{Events, Gone};
+use crate::stream::Protocol;
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use lmx::engine::{Event, FinishReason, Request, Stats, Update};
+use lmx::text::RenderOptions;
+use lmx::text::reply::ReplyPart;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+use utoipa::ToSchema;
+
+/// The body of both endpoints.
+#[derive(Deserialize, ToSchema)]
+pub(crate) struct Body {
+    model: Option<String>,
+    #[schema(value_type = Vec<Value>)]
+    messages: Vec<Value>,
+    /// A text, or blocks of type text.
+    #[schema(value_type = Option<Value>)]
+    system: Option<Value>,
+    max_tokens: Option<i64>,
+    stream: Option<bool>,
+    temperature: Option<f64>,
+    top_p: Option<f64>,
+    top_k: Option<usize>,
+    stop_sequences: Option<Vec<String>>,
+    #[schema(value_type = Option<Vec<Value>>)]
+    tools: Option<Vec<Value>>,
+    #[schema(value_type = Option<Value>)]
+    tool_choice: Option<Value>,
+    /// `{"type": "enabled", "budget_tokens": 1024}`, `adaptive` or `disabled`.
+    #[schema(value_type = Option<Value>)]
+    thinking: Option<Value>,
+    /// Accepted without effect on the reply.
+    #[serde(rename = "metadata")]
+    #[schema(value_type = Option<Value>)]
+    _metadata: Option<Value>,
+    /// Accepted without effect on the reply.
+    #[serde(rename = "service_tier")]
+    _service_tier: Option<String>,
+}
+
+/// What is asked for, checked.
+struct Ask {
+    model: Arc<Model>,
+    shape: Shape,
+    prompt_tokens: usize,
+}
+
+/// Answers a request.
+pub(crate) async fn answer(State(app): State<Arc<App>>, bytes: Bytes) -> Response {
+    match try_answer(&app, &bytes).await {
+        Ok(response) => response,
+        Err(error) => error.into_anthropic(),
+    }
+}
+
+/// Counts the tokens of a prompt.
+pub(crate) async fn count(State(app): State<Arc<App>>, bytes: Bytes) -> Response {
+    let count = async {
+        let body: Body = body::parse(&bytes)?;
+        let model = app.models.get(body.model.as_deref()).await?;
+        let (ask, _) = prepare(&app, model, body)?;
+        Ok::<_, ApiError>(Json(json!({"input_tokens": ask.prompt_tokens})))
+    };
+    match count.await {
+        Ok(counted) => counted.into_response(),
+        Err(error) => error.into_anthropic(),
+    }
+}
+
+async fn try_answer(app: &Arc<App>, bytes: &[u8]) -> ApiResult<Response> {
+    let body: Body = body::parse(bytes)?;
+    let model = app.models.get(body.model.as_deref()).await?;
+    if body.max_tokens.is_none() {
+        return Err(ApiError::field("max_tokens", "max_tokens is required"));
+    }
+    let stream = body.stream.unwrap_or(false);
+    let (ask, request) = prepare(app, model, body)?;
+    let mut running = app.begin(&ask.model, vec![vec![request]])?;
+    if stream {
+        let events =
+            Written { id: new_id("msg_"), parts: Parts::new(&ask.shape), ask, block: Block::None, blocks: 0 };
+        return crate::stream::respond(app, running, events).await;
+    }
+    Ok(Json(collect(&ask, &mut running).await?).into_response())
+}
+
+/// The budget of `thinking`, and the word for templates.
+fn thinking(thinking: Option<&Value>) -> ApiResult<(Option<usize>, Option<&'static str>)> {
+    let Some(thinking) = thinking else { return Ok((None, None)) };
+    match thinking["type"].as_str() {
+        Some("disabled") => Ok((None, Some("none"))),
+        Some("adaptive") => Ok((None, None)),
+        Some("enabled") => {
+            let budget = thinking["budget_tokens"].as_u64().and_then(|n| usize::try_from(n).ok());
+            let field = "thinking.budget_tokens";
+            let missing = || ApiError::field(field, format!("{field} must be a whole number"));
+            Ok((Some(in_range(field, budget.ok_or_else(missing)?, 1, 1 << 40)?), Some("high")))
+        }
+        _ => Err(ApiError::field("thinking.type", "thinking.type must be enabled, adaptive or disabled")),
+    }
+}
+
+fn prepare(app: &App, model: Arc<Model>, body: Body) -> ApiResult<(Ask, Request)> {
+    let tools = convert::tools(&body.tools.unwrap_or_default())?;
+    crate::openai::tools::check(&tools)?;
+    let (choice, parallel) = convert::choice(body.tool_choice.as_ref(), &tools)?;
+    let tools = if choice == ToolChoice::Off { Vec::new() } else { tools };
+    let mut variables = app.options.defaults.template.clone();
+    let (budget, effort) = thinking(body.thinking.as_ref())?;
+    // Clients ask for thoughts of whatever model there is; one that has none just answers.
+    let effort = effort.filter(|_| model.tokenizer.thinking_markers().is_some());
+    template_thinking(&model, effort, false, &mut variables)?;
+    let converted = convert::messages(body.system.as_ref(), &body.messages)?;
+    let messages = messages::normalize(converted, app.options.limits.messages)?;
+    let options = RenderOptions {
+        add_generation_prompt: true,
+        tools: Some(tools.clone()).filter(|tools| !tools.is_empty()),
+        variables,
+        ..RenderOptions::default()
+    };
+    let prompt = model.render(&messages, &options)?;
+    let budget = budget.filter(|_| effort.is_some());
+    let shape = Shape::new(&model, &prompt.text, Tooling { tools, choice, parallel }, None, budget)?;
+    let stops = body.stop_sequences.unwrap_or_default();
+    let sampling = Sampling::of_anthropic(body.max_tokens, body.temperature, body.top_p, body.top_k);
+    let prompt_tokens = prompt.ids.len();
+    let mut request = sampling.request(prompt.ids, &model, &app.options)?;
+    lmx::text::check_stops(&stops)
+        .map_err(|error| ApiError::field("stop_sequences", format!("stop_sequences: {error}")))?;
+    request.stop = stops;
+    shape.constrain(&model, &mut request)?;
+    Ok((Ask { model, shape, prompt_tokens }, request))
+}
+
+/// Why a reply ended, in Anthropic's words.
+fn stop_reason(parts: &Parts, stopped_by_text: bool) -> &'static str {
+    match parts.finish() {
+        Some("tool_calls") => "tool_use",
+        Some("length") => "max_tokens",
+        _ if stopped_by_text => "stop_sequence",
+        _ => "end_turn",
+    }
+}
+
+fn usage(stats: &Stats) -> Value {
+    let cached = stats.cached_tokens.min(stats.prompt_tokens);
+    json!({
+        "input_tokens": stats.prompt_tokens - cached,
+        "output_tokens": stats.generation_tokens,
+        "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": 0,
+    })
+}
+
+async fn collect(ask: &Ask, running: &mut Running) -> ApiResult<Value> {
+    let mut parts = Parts::new(&ask.shape);
+    let mut last = (Stats::default(), None);
+    while let Some(next) = running.next().await {
+        let (_, Update::Token(event)) = next? else { continue };
+        parts.push(&event);
+        last = (event.stats.clone(), event.stopped_by.clone());
+    }
+    let (stats, stopped_by) = last;
+    let mut content = Vec::new();
+    let reply = parts.reply();
+    if !reply.reasoning.is_empty() {
+        content.push(json!({"type": "thinking", "thinking": reply.reasoning, "signature": ""}));
+    }
+    if !reply.content.is_empty() {
+        content.push(json!({"type": "text", "text": reply.content}));
+    }
+    for (index, call) in reply.tool_calls.iter().enumerate() {
+        let input: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|_| Map::new().into());
+        let id = parts.call_id(index);
+        content.push(json!({"type": "tool_use", "id": id, "name": call.name, "input": input}));
+    }
+    let reason = stop_reason(&parts, stopped_by.is_some());
+    Ok(json!({
+        "id": new_id("msg_"),
+        "type": "message",
+        "role": "assistant",
+        "model": ask.model.name,
+        "content": content,
+        "stop_reason": reason,
+        "stop_sequence": stopped_by.filter(|_| reason == "stop_sequence"),
+        "usage": usage(&stats),
+    }))
+}
+
+/// The block that is being written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Block {
+    None,
+    Text,
+    Thinking,
+    Tool,
+}
+
+/// A streamed reply.
+struct Written {
+    id: String,
+    ask: Ask,
+    parts: Parts,
+    block: Block,
+    /// Blocks that have begun.
+    blocks: usize,
+}
+
+impl Written {
+    async fn close(&mut self, events: &Events) -> Result<(), Gone> {
+        if self.block == Block::None {
+            return Ok(());
+        }
+        self.block = Block::None;
+        let index = self.blocks - 1;
+        events.event("content_block_stop", &json!({"type": "content_block_stop", "index": index})).await
+    }
+
+    /// Begins a block unless it is the one that is being written.
+    async fn open(&mut self, events: &Events, block: Block, content: Value) -> Result<(), Gone> {
+        if self.block == block && block != Block::Tool {
+            return Ok(());
+        }
+        self.close(events).await?;
+        let start = json!({"type": "content_block_start", "index": self.blocks, "content_block": content});
+        (self.block, self.blocks) = (block, self.blocks + 1);
+        events.event("content_block_start", &start).await
+    }
+
+    async fn delta(&self, events: &Events, delta: Value) -> Result<(), Gone> {
+        let index = self.blocks.saturating_sub(1);
+        let delta = json!({"type": "content_block_delta", "index": index, "delta": delta});
+        events.event("content_block_delta", &delta).await
+    }
+
+    async fn part(&mut self, events: &Events, part: ReplyPart) -> Result<(), Gone> {
+        match part {
+            ReplyPart::Content(text) => {
+                self.open(events, Block::Text, json!({"type": "text", "text": ""})).await?;
+                self.delta(events, json!({"type": "text_delta", "text": text})).await
+            }
+            ReplyPart::Reasoning(text) => {
+                let empty = json!({"type": "thinking", "thinking": "", "signature": ""});
+                self.open(events, Block::Thinking, empty).await?;
+                self.delta(events, json!({"type": "thinking_delta", "thinking": text})).await
+            }
+            ReplyPart::ToolCallStart { index, name, .. } => {
+                let id = self.parts.call_id(index).to_owned();
+                let empty = json!({"type": "tool_use", "id": id, "name": name, "input": {}});
+                self.open(events, Block::Tool, empty).await
+            }
+            ReplyPart::ToolCallArguments { text, .. } => {
+                self.delta(events, json!({"type": "input_json_delta", "partial_json": text})).await
+            }
+            ReplyPart::ToolCallEnd { .. } => self.close(events).await,
+        }
+    }
+}
+
+impl Protocol for Written {
+    async fn begin(&mut self, events: &Events) -> Result<(), Gone> {
+        let message = json!({
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.ask.model.name,
+            "content": [],
+            "stop_reason": null,
+            "stop_sequence": null,
+            "usage": {"input_tokens": self.ask.prompt_tokens, "output_tokens": 0},
+        });
+        events.event("message_start", &json!({"type": "message_start", "message": message})).await
+    }
+
+    async fn event(&mut self, events: &Events, _index: usize, event: Event) -> Result<(), Gone> {
+        for part in self.parts.push(&event) {
+            self.part(events, part).await?;
+        }
+        let Some(finish) = event.finish else { return Ok(()) };
+        self.close(events).await?;
+        let stopped_by = event.stopped_by.filter(|_| finish == FinishReason::Stop);
+        let reason = stop_reason(&self.parts, stopped_by.is_some());
+        let delta =
+            json!({"stop_reason": reason, "stop_sequence": stopped_by.filter(|_| reason == "stop_sequence")});
+        let delta = json!({"type": "message_delta", "delta": delta, "usage": usage(&event.stats)});
+        events.event("message_delta", &delta).await
+    }
+
+    async fn end(&mut self, events: &Events) -> Result<(), Gone> {
+        events.event("message_stop", &json!({"type": "message_stop"})).await
+    }
+
+    async fn error(&mut self, events: &Events, error: ApiError) -> Result<(), Gone> {
+        events.event("error", &error.anthropic()).await
+    }
+}

@@ -1,0 +1,4 @@
+//! Anthropic's protocol.
+
+pub(crate) mod convert;
+pub(crate) mod messages;

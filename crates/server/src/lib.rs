@@ -1,0 +1,28 @@
+//! The protocols of OpenAI and Anthropic over one lmx engine.
+//!
+//! A request goes one way: its JSON becomes a typed body (`body`), a protocol (`openai`, `anthropic`) turns that into
+//! engine requests (`fields`), the engines' thread (`worker`) runs them among all others (`running`), and the protocol
+//! writes the reply's parts (`reply`) as JSON or as server-sent events (`stream`, `sse`).
+
+mod anthropic;
+mod app;
+mod body;
+mod error;
+mod fields;
+mod guard;
+mod http;
+mod logprobs;
+mod metrics;
+mod model;
+mod openai;
+mod options;
+mod reply;
+mod running;
+mod sse;
+mod stream;
+mod text;
+mod worker;
+
+pub use http::{ServeError, Server, Tls};
+pub use model::{LoadedModel, Loader};
+pub use options::{Defaults, Limits, ServerOptions};

@@ -1,0 +1,249 @@
+//! `/v1/completions`: plain text, without a chat template.
+
+use super::{Cost, Envelope, StreamOptions};
+use crate::app::App;
+use crate::body::{self, in_range};
+use crate::error::{ApiError, ApiResult};
+use crate::fields::Sampling;
+use crate::logprobs::TextLogprobs;
+use crate::model::Model;
+use crate::running::Running;
+use crate::sse::{Events, Gone};
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use lmx::engine::{Event, FinishReason, Request, Update};
+use lmx::sample::fold_seed;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use utoipa::ToSchema;
+
+/// The fields of this endpoint alone.
+#[derive(Deserialize, ToSchema)]
+pub(crate) struct Body {
+    model: Option<String>,
+    /// A text, a list of texts, token ids, or a list of lists of ids.
+    #[schema(value_type = Value)]
+    prompt: Prompt,
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+    /// Replies to each prompt.
+    n: Option<usize>,
+    /// Replies that are made of each prompt, of which the `n` likeliest by token are returned.
+    best_of: Option<usize>,
+    /// The number of likely tokens to tell of each position, from 0 to 20.
+    logprobs: Option<usize>,
+    /// Begin each reply with its prompt.
+    echo: Option<bool>,
+}
+
+/// What is to be continued.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a text, a list of texts, token ids, or a list of lists of token ids")]
+enum Prompt {
+    Text(String),
+    Texts(Vec<String>),
+    Tokens(Vec<u32>),
+    Lists(Vec<Vec<u32>>),
+}
+
+/// Likely tokens that can be asked for at most.
+pub(crate) const TOP_MAX: usize = 20;
+/// Prompts of one request at most.
+const PROMPTS_MAX: usize = 2048;
+
+/// What is asked for, checked.
+struct Ask {
+    model: Arc<Model>,
+    /// What each prompt's replies begin with.
+    echoes: Vec<String>,
+    n: usize,
+    best_of: usize,
+    logprobs: bool,
+}
+
+/// Answers a request.
+pub(crate) async fn answer(State(app): State<Arc<App>>, bytes: Bytes) -> ApiResult<Response> {
+    let (body, sampling): (Body, Sampling) = body::parse_both(&bytes)?;
+    let model = app.models.get(body.model.as_deref()).await?;
+    let (stream, usage) = (body.stream.unwrap_or(false), body.stream_options.and_then(|o| o.include_usage));
+    if body.stream_options.is_some() && !stream {
+        return Err(ApiError::field("stream_options", "stream_options needs stream"));
+    }
+    let (ask, requests) = prepare(&app, model, body, &sampling, stream)?;
+    let running = app.begin(&ask.model, requests)?;
+    if stream {
+        let usage = usage.unwrap_or(false);
+        return crate::stream::respond(&app, running, Chunks::new(ask, usage)).await;
+    }
+    Ok(Json(collect(ask, running).await?).into_response())
+}
+
+fn prepare(
+    app: &App,
+    model: Arc<Model>,
+    body: Body,
+    sampling: &Sampling,
+    stream: bool,
+) -> ApiResult<(Ask, Vec<Vec<Request>>)> {
+    let most = app.options.limits.choices;
+    let n = in_range("n", body.n.unwrap_or(1), 1, most)?;
+    let best_of = in_range("best_of", body.best_of.unwrap_or(n), n, most)?;
+    if stream && best_of > n {
+        return Err(ApiError::field(
+            "best_of",
+            "best_of needs whole replies: it cannot be above n with stream",
+        ));
+    }
+    let top = body.logprobs.map(|top| in_range("logprobs", top, 0, TOP_MAX)).transpose()?;
+    let echo = body.echo.unwrap_or(false);
+    if echo && top.is_some() {
+        let why = "logprobs with echo would be those of the prompt, which cannot be told yet";
+        return Err(ApiError::field("echo", why));
+    }
+    let prompts = match body.prompt {
+        Prompt::Text(text) => vec![model.encode(&text)?],
+        Prompt::Texts(texts) => texts.iter().map(|text| model.encode(text)).collect::<ApiResult<_>>()?,
+        Prompt::Tokens(tokens) => vec![tokens],
+        Prompt::Lists(lists) => lists,
+    };
+    in_range("prompt", prompts.len(), 1, PROMPTS_MAX)?;
+    let echoes =
+        prompts.iter().map(|tokens| if echo { model.tokenizer.decode(tokens) } else { String::new() });
+    let echoes = echoes.collect();
+    let seed = sampling.seed().unwrap_or_else(lmx::sample::random_seed);
+    let mut requests = Vec::new();
+    for tokens in prompts {
+        let request = |choice: u64| -> ApiResult<Request> {
+            let request = sampling.request(tokens.clone(), &model, &app.options)?;
+            Ok(Request { seed: Some(fold_seed(seed, choice)), top_logprobs: top.unwrap_or(0), ..request })
+        };
+        requests.push((0..best_of as u64).map(request).collect::<ApiResult<_>>()?);
+    }
+    Ok((Ask { model, echoes, n, best_of, logprobs: top.is_some() }, requests))
+}
+
+/// A reply, while it is made.
+struct Choice {
+    text: String,
+    logprobs: TextLogprobs,
+    sum: f64,
+    tokens: usize,
+    finish: Option<FinishReason>,
+}
+
+/// Whole replies.
+async fn collect(ask: Ask, mut running: Running) -> ApiResult<Value> {
+    let envelope = Envelope::new("cmpl-", &ask.model);
+    let choice = |index: usize| {
+        let text = ask.echoes.get(index / ask.best_of).cloned().unwrap_or_default();
+        let logprobs = TextLogprobs::new(text.chars().count());
+        Choice { text, logprobs, sum: 0.0, tokens: 0, finish: None }
+    };
+    let mut choices: Vec<Choice> = (0..ask.echoes.len() * ask.best_of).map(choice).collect();
+    let mut cost = Cost::default();
+    while let Some(next) = running.next().await {
+        let (index, Update::Token(event)) = next? else { continue };
+        let Some(choice) = choices.get_mut(index) else { continue };
+        choice.text.push_str(&event.text);
+        if let Some(id) = event.token {
+            choice.sum += f64::from(event.logprob);
+            choice.tokens += 1;
+            if ask.logprobs {
+                choice.logprobs.push(&ask.model.tokenizer, id, Some(event.logprob), &event.top);
+            }
+        }
+        if event.finish.is_some() {
+            choice.finish = event.finish;
+            cost.add(&event.stats, 0, !index.is_multiple_of(ask.best_of));
+        }
+    }
+    let mut kept = Vec::new();
+    for of_prompt in choices.chunks_mut(ask.best_of) {
+        if ask.best_of > ask.n {
+            let score = |choice: &Choice| choice.sum / choice.tokens.max(1) as f64;
+            of_prompt.sort_by(|a, b| score(b).total_cmp(&score(a)));
+        }
+        for choice in of_prompt.iter().take(ask.n) {
+            kept.push(json!({
+                "index": kept.len(),
+                "text": choice.text,
+                "logprobs": if ask.logprobs { choice.logprobs.json() } else { Value::Null },
+                "finish_reason": choice.finish.map(FinishReason::as_str),
+            }));
+        }
+    }
+    let mut object = envelope.object("text_completion", kept);
+    object.insert("usage".to_owned(), cost.usage());
+    object.insert("timings".to_owned(), cost.timings());
+    Ok(Value::Object(object))
+}
+
+/// A streamed reply.
+struct Chunks {
+    ask: Ask,
+    envelope: Envelope,
+    usage: bool,
+    cost: Cost,
+    /// For each choice, characters up to here.
+    offsets: Vec<Option<usize>>,
+}
+
+impl Chunks {
+    fn new(ask: Ask, usage: bool) -> Self {
+        let envelope = Envelope::new("cmpl-", &ask.model);
+        let offsets = vec![None; ask.echoes.len() * ask.best_of];
+        Self { ask, envelope, usage, cost: Cost::default(), offsets }
+    }
+
+    fn chunk(&mut self, index: usize, event: &Event) -> Option<Value> {
+        let offset = self.offsets.get_mut(index)?;
+        let first = offset.is_none();
+        let echo = self.ask.echoes.get(index / self.ask.best_of).filter(|_| first);
+        let mut text = echo.cloned().unwrap_or_default();
+        let mut logprobs = TextLogprobs::new(offset.unwrap_or_else(|| text.chars().count()));
+        text.push_str(&event.text);
+        if let (Some(id), true) = (event.token, self.ask.logprobs) {
+            logprobs.push(&self.ask.model.tokenizer, id, Some(event.logprob), &event.top);
+        }
+        *offset = Some(logprobs.offset());
+        if text.is_empty() && logprobs.is_empty() && event.finish.is_none() {
+            return None;
+        }
+        let choice = json!({
+            "index": index,
+            "text": text,
+            "logprobs": if logprobs.is_empty() { Value::Null } else { logprobs.json() },
+            "finish_reason": event.finish.map(FinishReason::as_str),
+        });
+        Some(Value::Object(self.envelope.object("text_completion", vec![choice])))
+    }
+}
+
+impl crate::stream::Protocol for Chunks {
+    async fn event(&mut self, events: &Events, index: usize, event: Event) -> Result<(), Gone> {
+        if event.finish.is_some() {
+            self.cost.add(&event.stats, 0, !index.is_multiple_of(self.ask.best_of));
+        }
+        match self.chunk(index, &event) {
+            Some(chunk) => events.data(&chunk).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn end(&mut self, events: &Events) -> Result<(), Gone> {
+        if self.usage {
+            let mut object = self.envelope.object("text_completion", Vec::new());
+            object.insert("usage".to_owned(), self.cost.usage());
+            object.insert("timings".to_owned(), self.cost.timings());
+            events.data(&Value::Object(object)).await?;
+        }
+        events.done().await
+    }
+
+    async fn error(&mut self, events: &Events, error: ApiError) -> Result<(), Gone> {
+        events.data(&error.openai()).await
+    }
+}

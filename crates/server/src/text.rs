@@ -1,0 +1,91 @@
+//! Between text and tokens, over HTTP.
+
+use crate::app::App;
+use crate::body;
+use crate::error::{ApiError, ApiResult};
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use lmx::text::RenderOptions;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+use utoipa::ToSchema;
+
+/// The body of `/tokenize`.
+#[derive(Deserialize, ToSchema)]
+pub(crate) struct Tokenize {
+    model: Option<String>,
+    /// The text.
+    content: String,
+    /// Put the tokens before it that the model wants before texts (default true).
+    add_special: Option<bool>,
+    /// Give each token's text too.
+    with_pieces: Option<bool>,
+}
+
+/// `/tokenize`
+pub(crate) async fn tokenize(State(app): State<Arc<App>>, bytes: Bytes) -> ApiResult<Json<Value>> {
+    let body: Tokenize = body::parse(&bytes)?;
+    let model = app.models.get(body.model.as_deref()).await?;
+    let encoded = model.tokenizer.encode(&body.content, body.add_special.unwrap_or(true));
+    let ids = encoded.map_err(|error| ApiError::field("content", format!("content: {error}")))?;
+    let piece = |id: u32| {
+        let bytes = model.tokenizer.token_bytes(id).unwrap_or_default();
+        json!({"id": id, "piece": String::from_utf8_lossy(&bytes), "bytes": bytes})
+    };
+    let tokens: Value = match body.with_pieces {
+        Some(true) => ids.iter().map(|&id| piece(id)).collect(),
+        _ => ids.iter().copied().collect(),
+    };
+    Ok(Json(json!({"tokens": tokens, "count": ids.len(), "max_model_len": model.context_length})))
+}
+
+/// The body of `/detokenize`.
+#[derive(Deserialize, ToSchema)]
+pub(crate) struct Detokenize {
+    model: Option<String>,
+    /// The ids.
+    tokens: Vec<u32>,
+}
+
+/// `/detokenize`
+pub(crate) async fn detokenize(State(app): State<Arc<App>>, bytes: Bytes) -> ApiResult<Json<Value>> {
+    let body: Detokenize = body::parse(&bytes)?;
+    let model = app.models.get(body.model.as_deref()).await?;
+    if let Some(index) = body.tokens.iter().position(|&id| id as usize >= model.vocab) {
+        let message = format!("tokens[{index}] is outside the vocabulary of {}", model.vocab);
+        return Err(ApiError::field("tokens", message));
+    }
+    Ok(Json(json!({"content": model.tokenizer.decode(&body.tokens)})))
+}
+
+/// The body of `/apply-template`.
+#[derive(Deserialize, ToSchema)]
+pub(crate) struct ApplyTemplate {
+    model: Option<String>,
+    #[schema(value_type = Vec<Value>)]
+    messages: Vec<Value>,
+    #[schema(value_type = Option<Vec<Value>>)]
+    tools: Option<Vec<Value>>,
+    /// End with the beginning of a reply (default true).
+    add_generation_prompt: Option<bool>,
+    #[schema(value_type = Option<Value>)]
+    chat_template_kwargs: Option<Map<String, Value>>,
+}
+
+/// `/apply-template`
+pub(crate) async fn apply_template(State(app): State<Arc<App>>, bytes: Bytes) -> ApiResult<Json<Value>> {
+    let body: ApplyTemplate = body::parse(&bytes)?;
+    let model = app.models.get(body.model.as_deref()).await?;
+    let mut variables = app.options.defaults.template.clone();
+    variables.extend(body.chat_template_kwargs.unwrap_or_default());
+    let options = RenderOptions {
+        add_generation_prompt: body.add_generation_prompt.unwrap_or(true),
+        tools: body.tools,
+        variables,
+        ..RenderOptions::default()
+    };
+    let prompt = model.render(&body.messages, &options)?;
+    Ok(Json(json!({"prompt": prompt.text, "tokens": prompt.ids, "count": prompt.ids.len()})))
+}

@@ -1,0 +1,149 @@
+"""Drives a running server with the real clients of both protocols; fails by an exception.
+
+usage: drive.py URL_OF_A_REAL_MODEL URL_OF_A_MODEL_THAT_CALLS_A_TOOL
+"""
+
+import asyncio
+import json
+import sys
+
+import anthropic
+import openai
+import pydantic
+
+real, script = sys.argv[1:3]
+client = openai.OpenAI(base_url=f"{real}/v1", api_key="none", max_retries=0, timeout=120)
+claude = anthropic.Anthropic(base_url=real, api_key="none", max_retries=0, timeout=120)
+MODEL = client.models.list().data[0].id
+HELLO = [{"role": "user", "content": "Say hello to the sea."}]
+TOOL = {
+    "name": "get_weather",
+    "description": "The weather of a city",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+
+
+def raises(kind, call):
+    try:
+        call()
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def chat(**options):
+    return client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=24, seed=3, **options)
+
+
+def test_chat_and_streams():
+    whole = chat(temperature=0.8)
+    text = whole.choices[0].message.content
+    assert text and whole.usage.completion_tokens <= 24
+    assert chat(temperature=0.8).choices[0].message.content == text, "the same seed"
+    chunks = list(chat(temperature=0.8, stream=True, stream_options={"include_usage": True}))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == text
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    three = chat(temperature=1.0, n=3)
+    assert [choice.index for choice in three.choices] == [0, 1, 2]
+    assert len({choice.message.content for choice in three.choices}) > 1
+    likely = chat(logprobs=True, top_logprobs=2).choices[0]
+    assert all(len(t.top_logprobs) == 2 and t.logprob <= t.top_logprobs[0].logprob + 1e-6 for t in likely.logprobs.content)
+    assert bytes(b for t in likely.logprobs.content for b in t.bytes).decode(errors="ignore").startswith(likely.message.content[:10])
+
+
+def test_completions():
+    made = client.completions.create(model=MODEL, prompt=["The sea", "The sky"], max_tokens=5, echo=True)
+    assert [c.text[:7] for c in made.choices] == ["The sea", "The sky"]
+    best = client.completions.create(model=MODEL, prompt="The sea", max_tokens=5, n=1, best_of=3, temperature=1.0, seed=1)
+    assert len(best.choices) == 1
+    ids = client.completions.create(model=MODEL, prompt=[504, 4259], max_tokens=5, logprobs=1)
+    assert len(ids.choices[0].logprobs.tokens) == 5
+
+
+class Person(pydantic.BaseModel):
+    name: str = pydantic.Field(max_length=20)
+    age: int = pydantic.Field(ge=0, le=150)
+
+
+def test_structured_output():
+    reply = client.chat.completions.parse(
+        model=MODEL, messages=[{"role": "user", "content": "Who are you?"}], response_format=Person, max_tokens=200
+    )
+    assert isinstance(reply.choices[0].message.parsed, Person)
+    anything = chat(response_format={"type": "json_object"}, temperature=1.0)
+    assert anything.choices[0].finish_reason == "length" or json.loads(anything.choices[0].message.content)
+
+
+def test_errors():
+    assert raises(openai.BadRequestError, lambda: chat(top_p=3)).param == "top_p"
+    raises(openai.NotFoundError, lambda: client.chat.completions.create(model="gpt-none", messages=HELLO))
+    assert "top_p" in str(raises(anthropic.BadRequestError, lambda: message(extra_body={"top_p": 3})))
+    raises(anthropic.NotFoundError, lambda: claude.messages.create(model="none", messages=HELLO, max_tokens=1))
+
+
+def message(**options):
+    return claude.messages.create(model=MODEL, messages=HELLO, max_tokens=24, **options)
+
+
+def test_anthropic():
+    whole = message(system="You are brief.")
+    assert whole.content[0].text and whole.usage.output_tokens <= 24
+    with claude.messages.stream(model=MODEL, messages=HELLO, max_tokens=24, system="You are brief.") as stream:
+        assert "".join(stream.text_stream) == whole.content[0].text
+    counted = claude.messages.count_tokens(model=MODEL, messages=HELLO, system="You are brief.")
+    assert counted.input_tokens == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
+
+
+def test_tools_in_two_turns():
+    """The script model calls get_weather whatever it is asked."""
+    caller = openai.OpenAI(base_url=f"{script}/v1", api_key="none", max_retries=0)
+    tools = [{"type": "function", "function": TOOL}]
+    messages = [{"role": "user", "content": "Weather in Rome?"}]
+    ask = lambda **options: caller.chat.completions.create(model="default_model", messages=messages, tools=tools, **options)
+    reply = ask().choices[0]
+    assert reply.finish_reason == "tool_calls", reply
+    call = reply.message.tool_calls[0]
+    assert call.function.name == "get_weather" and json.loads(call.function.arguments) == {"city": "Rome"}
+    streamed = [c.choices[0].delta.tool_calls[0] for c in ask(stream=True) if c.choices and c.choices[0].delta.tool_calls]
+    assert streamed[0].id and streamed[0].function.name == "get_weather"
+    assert json.loads("".join(part.function.arguments or "" for part in streamed)) == {"city": "Rome"}
+    messages += [reply.message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+    assert ask().choices[0].message
+    none = ask(tool_choice="none").choices[0]
+    assert none.message.tool_calls is None and none.finish_reason == "stop"
+
+    talker = anthropic.Anthropic(base_url=script, api_key="none", max_retries=0)
+    own = [{"name": TOOL["name"], "description": "", "input_schema": TOOL["parameters"]}]
+    said = [{"role": "user", "content": "Weather in Rome?"}]
+    reply = talker.messages.create(model="default_model", messages=said, tools=own, max_tokens=90)
+    assert reply.stop_reason == "tool_use", reply
+    use = next(block for block in reply.content if block.type == "tool_use")
+    assert use.name == "get_weather" and use.input == {"city": "Rome"}
+    said += [
+        {"role": "assistant", "content": reply.content},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": "sunny"}]},
+    ]
+    with talker.messages.stream(model="default_model", messages=said, tools=own, max_tokens=90) as stream:
+        assert stream.get_final_message().stop_reason == "tool_use"
+
+
+async def many():
+    client = openai.AsyncOpenAI(base_url=f"{real}/v1", api_key="none", max_retries=0, timeout=300)
+
+    async def one(seed):
+        made = await client.chat.completions.create(
+            model=MODEL, messages=HELLO, max_tokens=16, temperature=1.0, seed=seed
+        )
+        return made.choices[0].message.content
+
+    together = await asyncio.gather(*(one(seed) for seed in range(32)))
+    for seed in (0, 13, 31):
+        assert await one(seed) == together[seed], "alone as among others"
+
+
+for name, test in list(globals().items()):
+    if name.startswith("test_"):
+        test()
+        print(name, "ok", flush=True)
+asyncio.run(many())
+print("all ok")
