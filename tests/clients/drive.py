@@ -60,6 +60,11 @@ def test_completions():
     assert len(ids.choices[0].logprobs.tokens) == 5
 
 
+def test_embeddings():
+    made = client.embeddings.create(model=MODEL, input=["The sea", "The sky"])
+    assert len(made.data) == 2 and abs(sum(x * x for x in made.data[0].embedding) - 1) < 1e-4
+
+
 class Person(pydantic.BaseModel):
     name: str = pydantic.Field(max_length=20)
     age: int = pydantic.Field(ge=0, le=150)

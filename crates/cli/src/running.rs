@@ -45,6 +45,7 @@ pub(crate) fn run(
                     progress.set(done as u64, total as u64);
                 }
             }
+            Some(Update::Prompt(_) | Update::Embedding(_)) => {}
             Some(Update::Token(event)) => {
                 // The bar must be gone before there is text.
                 progress = None;

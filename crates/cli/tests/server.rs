@@ -330,3 +330,67 @@ fn stopping_lets_replies_end_or_says_that_they_did_not() {
     );
     assert!(server.wait().success());
 }
+
+#[test]
+fn a_prompts_own_log_probabilities() {
+    let model = Model::random();
+    let server = Server::start(model.path(), &[]);
+    let of = |body: Value| server.post(TEXT, &body).json()["choices"][0].clone();
+    let reply = of(json!({"prompt": "abc", "max_tokens": 6, "logprobs": 2, "temperature": 1, "seed": 4}));
+    let text = format!("abc{}", reply["text"].as_str().unwrap());
+    let ids = server.post("/tokenize", &json!({"content": text})).json();
+    let echo = of(
+        json!({"prompt": "abc", "max_tokens": 6, "logprobs": 2, "temperature": 1, "seed": 4, "echo": true}),
+    );
+    assert_eq!(echo["text"], text);
+    let list = |choice: &Value, field: &str| choice["logprobs"][field].as_array().unwrap().clone();
+    assert_eq!(list(&echo, "token_logprobs")[3..], list(&reply, "token_logprobs"));
+    assert_eq!(list(&echo, "token_logprobs")[0], Value::Null);
+    for (stream, max_tokens) in [(false, 0), (false, 1), (true, 0)] {
+        let body = json!({"prompt": ids["tokens"], "max_tokens": max_tokens, "logprobs": 2, "echo": true, "stream": stream});
+        let scored =
+            if stream { server.post(TEXT, &body).events()[0]["choices"][0].clone() } else { of(body) };
+        let count = list(&echo, "token_logprobs").len();
+        for field in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+            assert_eq!(list(&scored, field)[..count], list(&echo, field), "{field}, {stream}, {max_tokens}");
+        }
+    }
+    let several = json!({"prompt": ["abc", "xyzw"], "max_tokens": 1, "logprobs": 0, "echo": true, "n": 2, "temperature": 1});
+    let choices = server.post(TEXT, &several).json()["choices"].as_array().unwrap().clone();
+    let counts: Vec<usize> = choices.iter().map(|choice| list(choice, "tokens").len()).collect();
+    assert_eq!(counts, [4, 4, 5, 5]);
+}
+
+#[test]
+fn embeddings_are_units_and_come_again() {
+    let model = Model::random();
+    let server = Server::start(model.path(), &[]);
+    let path = "/v1/embeddings";
+    let vectors = |body: Value| -> Vec<Vec<f64>> {
+        let answer = server.post(path, &body).json();
+        let data = answer["data"].as_array().unwrap().clone();
+        data.iter()
+            .map(|one| one["embedding"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect())
+            .collect()
+    };
+    let two = vectors(json!({"input": ["abc", "abd"]}));
+    assert!(two[0].len() == 64 && two[0] != two[1]);
+    assert!(two.iter().all(|v| (v.iter().map(|x| x * x).sum::<f64>() - 1.0).abs() < 1e-5));
+    assert_eq!(vectors(json!({"input": "abc"}))[0], two[0], "alone, and though it is cached");
+    let last = vectors(json!({"input": "abc", "pooling": "last", "normalize": false}));
+    assert!(last[0] != two[0]);
+    let coded = server.post(path, &json!({"input": "abc", "encoding_format": "base64"})).json();
+    assert_eq!(coded["data"][0]["embedding"].as_str().unwrap().len(), 344);
+    for (field, value) in [
+        ("input", json!("")),
+        ("input", json!([])),
+        ("pooling", json!("max")),
+        ("dimensions", json!(3)),
+        ("encoding_format", json!("hex")),
+    ] {
+        let mut body = json!({"input": "abc"});
+        body[field] = value;
+        let answer = server.post(path, &body);
+        assert_eq!((answer.status, answer.json()["error"]["param"].as_str()), (400, Some(field)));
+    }
+}

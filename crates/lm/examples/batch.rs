@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             match update {
                 Update::Token(event) => replies.entry(id).or_default().push_str(&event.text),
                 Update::Failed(error) => eprintln!("{id:?}: {error}"),
-                Update::Prefill { .. } => {}
+                Update::Prefill { .. } | Update::Prompt(_) | Update::Embedding(_) => {}
             }
         }
     }

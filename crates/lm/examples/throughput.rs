@@ -91,7 +91,7 @@ fn step(engine: &mut Engine) -> Result<usize, Error> {
         match update {
             Update::Token(_) => tokens += 1,
             Update::Failed(error) => return Err(error.into()),
-            Update::Prefill { .. } => {}
+            Update::Prefill { .. } | Update::Prompt(_) | Update::Embedding(_) => {}
         }
     }
     Ok(tokens)

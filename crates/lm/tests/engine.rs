@@ -65,6 +65,7 @@ fn drain(engine: &mut Engine, seen: &mut BTreeMap<RequestId, Vec<Event>>) -> Vec
                 Update::Token(event) => seen.entry(id).or_default().push(event),
                 Update::Failed(error) => failed.push((id, error)),
                 Update::Prefill { done, total } => assert!(done <= total),
+                Update::Prompt(_) | Update::Embedding(_) => {}
             }
         }
     }

@@ -28,6 +28,10 @@ impl Model for Noise {
         Ok(Tensor::from_slice(&self.device, step.tokens.len(), 2, &data)?)
     }
 
+    fn final_norm(&self, hidden: &Tensor, _: &[usize]) -> Result<Tensor, ForwardError> {
+        Ok(Tensor::from_slice(&self.device, hidden.rows(), hidden.cols(), hidden.data())?)
+    }
+
     fn head(&self, hidden: &Tensor, rows: &[usize], _: &RowAdapters) -> Result<Tensor, ForwardError> {
         let logit = |row: &[f32], id: usize| {
             let seed = (row[0] as u64) << 40 | (row[1] as u64) << 20 | id as u64;
@@ -118,7 +122,7 @@ fn replies(engine: &mut Engine, requests: Vec<Request>) -> Vec<(String, Option<F
                     assert!(event.token.is_none() || event.logprob > f32::NEG_INFINITY);
                 }
                 Update::Failed(error) => panic!("{error}"),
-                Update::Prefill { .. } => {}
+                Update::Prefill { .. } | Update::Prompt(_) | Update::Embedding(_) => {}
             }
         }
     }

@@ -165,7 +165,7 @@ fn replies(name: &str, prompts: &[Vec<u32>], batch: usize, chunk: usize, threads
                         replies.entry(requests[&id].0).or_default().0.extend(event.token);
                     }
                     Update::Failed(error) => panic!("{error}"),
-                    Update::Prefill { .. } => {}
+                    Update::Prefill { .. } | Update::Prompt(_) | Update::Embedding(_) => {}
                 }
             }
         }

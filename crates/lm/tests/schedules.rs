@@ -184,7 +184,7 @@ fn the_newest_is_preempted_and_the_oldest_never_is() {
                 match update {
                     Update::Token(event) => events[ids.iter().position(|&i| i == id).unwrap()].push(event),
                     Update::Failed(error) => panic!("{error}"),
-                    Update::Prefill { .. } => {}
+                    Update::Prefill { .. } | Update::Prompt(_) | Update::Embedding(_) => {}
                 }
             }
         }

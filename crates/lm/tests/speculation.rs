@@ -64,7 +64,7 @@ fn replies(engine: &mut Engine, requests: Vec<Request>) -> Replies {
             match update {
                 Update::Token(event) => replies.get_mut(&id).unwrap().push(event),
                 Update::Failed(error) => panic!("{error}"),
-                Update::Prefill { .. } => {}
+                Update::Prefill { .. } | Update::Prompt(_) | Update::Embedding(_) => {}
             }
         }
     }

@@ -56,6 +56,7 @@ impl App {
             .route("/chat/completions", post(openai::chat::answer))
             .route("/v1/completions", post(openai::completions::answer))
             .route("/completions", post(openai::completions::answer))
+            .route("/v1/embeddings", post(openai::embeddings::answer))
             .route("/v1/models", get(openai::models::list))
             .route("/v1/models/{*name}", get(openai::models::one))
             .route("/v1/messages", post(anthropic::messages::answer))

@@ -37,7 +37,7 @@ pub(crate) fn of_chat(tokenizer: &Tokenizer, event: &Event) -> Option<Value> {
 }
 
 /// A text choice's `logprobs`: lists with an element for each token.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct TextLogprobs {
     tokens: Vec<Value>,
     logprobs: Vec<Value>,

@@ -5,13 +5,23 @@ use crate::error::{ApiError, ApiResult};
 use crate::running::Running;
 use crate::sse::{Events, Gone};
 use axum::response::Response;
-use lmx::engine::{Event, Update};
+use lmx::engine::{Event, PromptToken, Update};
 use std::time::Duration;
 
 /// How a protocol writes a reply's events.
 pub(crate) trait Protocol: Send + 'static {
     /// Before anything else.
     fn begin(&mut self, _events: &Events) -> impl Future<Output = Result<(), Gone>> + Send {
+        async { Ok(()) }
+    }
+
+    /// Log-probabilities of tokens of the prompt of reply `index`.
+    fn prompt(
+        &mut self,
+        _events: &Events,
+        _index: usize,
+        _tokens: Vec<PromptToken>,
+    ) -> impl Future<Output = Result<(), Gone>> + Send {
         async { Ok(()) }
     }
 
@@ -72,6 +82,9 @@ async fn write<P: Protocol>(
             Some(Ok((_, Update::Prefill { done, total }))) => {
                 events.comment(&format!("keepalive {done}/{total}")).await?;
             }
+            Some(Ok((index, Update::Prompt(tokens)))) => protocol.prompt(events, index, tokens).await?,
+            // Only embeddings ask for it.
+            Some(Ok((_, Update::Embedding(_)))) => {}
             Some(Ok((_, Update::Failed(error)))) => return protocol.error(events, error.into()).await,
             Some(Err(error)) => return protocol.error(events, error).await,
             None => {}

@@ -253,7 +253,7 @@ impl Batch<'_> {
 
     fn take(&mut self, id: RequestId, update: Update) -> Result<(), End> {
         match update {
-            Update::Prefill { .. } => {}
+            Update::Prefill { .. } | Update::Prompt(_) | Update::Embedding(_) => {}
             Update::Failed(error) => {
                 if let Some(pending) = self.pending.remove(&id) {
                     self.fail(pending.index, pending.id, &error.to_string())?;

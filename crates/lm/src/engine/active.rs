@@ -1,6 +1,7 @@
 //! A request that waits or runs: its tokens, its sampler, its text.
 
 use super::draft::Drafter;
+use super::observe::Observer;
 use super::root::root;
 use super::watch::{Watch, guarded};
 use super::{Event, FinishReason, Request, RequestError, RequestId, Stats, Update};
@@ -39,6 +40,7 @@ pub(super) struct Active {
     processors: ProcessorChain,
     grammar: Option<Grammar>,
     drafter: Option<Drafter>,
+    pub(super) observer: Observer,
     /// Room for one row of log-probabilities.
     logprobs: Vec<f32>,
     top_logprobs: usize,
@@ -174,6 +176,7 @@ impl Active {
             processors,
             grammar: request.grammar,
             drafter: request.speculation.map(Drafter::new),
+            observer: Observer::new(request.prompt_logprobs, request.embedding),
             logprobs: Vec::new(),
             top_logprobs: request.top_logprobs.min(vocab),
             ignore_eos: request.ignore_eos,
@@ -241,6 +244,16 @@ impl Active {
     /// All tokens that are known, with those that nobody knows.
     pub(super) fn total(&self) -> usize {
         self.unknown + self.tokens.len()
+    }
+
+    /// Tokens that its cache holds and nobody knows.
+    pub(super) fn unknown(&self) -> usize {
+        self.unknown
+    }
+
+    /// How many of its tokens may be taken from a cache.
+    pub(super) fn cacheable(&self) -> usize {
+        self.observer.cacheable(self.prompt_len)
     }
 
     /// The tokens that follow the `held` ones of its cache.

@@ -71,7 +71,7 @@ impl Engine {
             for (id, update) in self.step() {
                 let Some((index, reply)) = open.get_mut(&id) else { continue };
                 let ended = match update {
-                    Update::Prefill { .. } => None,
+                    Update::Prefill { .. } | Update::Prompt(_) | Update::Embedding(_) => None,
                     Update::Failed(error) => Some(Err(error)),
                     Update::Token(event) => {
                         reply.text.push_str(&event.text);

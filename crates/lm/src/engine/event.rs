@@ -1,6 +1,6 @@
 //! What comes out of the engine.
 
-use super::RequestError;
+use super::{PromptToken, RequestError};
 
 /// One thing that happened to a request in a step.
 #[derive(Debug)]
@@ -12,6 +12,10 @@ pub enum Update {
         /// Prompt tokens in all.
         total: usize,
     },
+    /// Tokens of the prompt that [`Request::prompt_logprobs`](super::Request::prompt_logprobs) asked for.
+    Prompt(Vec<PromptToken>),
+    /// The vector that [`Request::embedding`](super::Request::embedding) asked for; its length is the hidden size.
+    Embedding(Vec<f32>),
     /// A token was generated, or the request ended.
     Token(Event),
     /// The request ended with an error of its own; others are not touched.

@@ -45,7 +45,7 @@ impl<'a> Generation<'a> {
         }
         self.ended = match &update {
             Some(Update::Token(event)) => event.finish.is_some(),
-            Some(Update::Prefill { .. }) => false,
+            Some(Update::Prefill { .. } | Update::Prompt(_) | Update::Embedding(_)) => false,
             Some(Update::Failed(_)) | None => true,
         };
         update
@@ -58,7 +58,7 @@ impl Iterator for Generation<'_> {
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             match self.next_update()? {
-                Update::Prefill { .. } => {}
+                Update::Prefill { .. } | Update::Prompt(_) | Update::Embedding(_) => {}
                 Update::Token(event) => return Some(Ok(event)),
                 Update::Failed(error) => return Some(Err(error)),
             }

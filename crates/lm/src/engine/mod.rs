@@ -10,6 +10,7 @@ mod choices;
 mod draft;
 mod event;
 mod generation;
+mod observe;
 mod request;
 mod root;
 mod schedule;
@@ -19,6 +20,7 @@ pub use choices::{Reply, Score, Vote, majority_vote};
 pub use draft::NgramSpeculation;
 pub use event::{Event, FinishReason, Stats, Update};
 pub use generation::Generation;
+pub use observe::{Pooling, PromptLogprobs, PromptToken};
 pub use request::{Request, RequestError};
 pub use watch::Liveness;
 
@@ -244,6 +246,7 @@ impl Engine {
         let common = if cache.long_context() == active.long_context { common } else { 0 };
         // The last prompt token is run again where its logits are needed.
         let common = common.min(active.prompt().len() - usize::from(active.wants_logits()));
+        let common = common.min(active.cacheable());
         match self.kv.trim(sequence, known.len() - common) {
             Ok(()) => active.start(sequence, common, common > 0),
             // A window has dropped what the shorter one would need: all of it is run again.
@@ -352,10 +355,15 @@ impl Engine {
                 scope.spawn(move || grammars.into_iter().for_each(prepare));
             }
             let hidden = model.hidden(inputs, kv)?;
-            if rows.is_empty() { Ok(None) } else { model.head(&hidden, &rows, &inputs.adapters).map(Some) }
+            let head = |rows: &[usize]| model.head(&hidden, rows, &inputs.adapters);
+            let logits = if rows.is_empty() { None } else { Some(head(&rows)?) };
+            Ok((hidden, logits))
         });
         match result {
-            Ok(logits) => self.deliver(plan, logits, updates),
+            Ok((hidden, logits)) => {
+                self.observe(&hidden, inputs, plan, updates);
+                self.deliver(plan, logits, updates);
+            }
             Err(error) => {
                 // The batch cannot be run at all: the error belongs to every row of it.
                 let error = Arc::new(error);

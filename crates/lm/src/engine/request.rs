@@ -1,6 +1,6 @@
 //! What goes into the engine.
 
-use super::NgramSpeculation;
+use super::{NgramSpeculation, Pooling, PromptLogprobs};
 use crate::adapter::Adapter;
 use crate::grammar::{Grammar, GrammarError};
 use crate::prompt_cache::PromptCache;
@@ -37,6 +37,10 @@ pub struct Request {
     pub adapter: Option<Adapter>,
     /// How many of the most likely tokens each event lists.
     pub top_logprobs: usize,
+    /// What is to be told of the prompt's own tokens. They are run even where a cache holds them.
+    pub prompt_logprobs: Option<PromptLogprobs>,
+    /// One vector for the whole prompt; most useful with `max_tokens` 0.
+    pub embedding: Option<Pooling>,
     /// Generate past end-of-sequence tokens. A reply with a grammar ends with it nevertheless.
     pub ignore_eos: bool,
     /// Higher ones are admitted first, run their prompts first and are preempted last; among equal ones those that were

@@ -89,6 +89,7 @@ impl Engine {
         }
         // The last token is run again where its logits are needed.
         let limit = active.tokens.len() - usize::from(active.wants_logits());
+        let limit = limit.min(active.cacheable());
         let found = active.prefix(active.tokens.len()).and_then(|known| {
             self.kv.load_prefix(&known, limit);
             self.kv.add_prefix(known.root, known.tokens, limit)

@@ -157,9 +157,13 @@ impl Model for Decoder {
         Ok(x)
     }
 
+    fn final_norm(&self, hidden: &Tensor, rows: &[usize]) -> Result<Tensor, ForwardError> {
+        Ok(ops::rms_norm(&ops::select_rows(hidden, rows)?, &self.norm)?)
+    }
+
     fn head(&self, hidden: &Tensor, rows: &[usize], adapters: &RowAdapters) -> Result<Tensor, ForwardError> {
         // The final norm belongs here, so that it runs for the wanted rows only.
-        let picked = ops::rms_norm(&ops::select_rows(hidden, rows)?, &self.norm)?;
+        let picked = self.final_norm(hidden, rows)?;
         let mut logits = ops::linear(&picked, self.head_weight(), &adapters.select(rows))?;
         if let Some(scales) = &self.head_scales {
             ops::scale_features(&mut logits, scales)?;

@@ -103,6 +103,12 @@ pub trait Model: Send {
     /// [`ForwardError`]; the caches then hold what they held before.
     fn hidden(&self, step: &StepInputs, kv: &mut KvStore) -> Result<Tensor, ForwardError>;
 
+    /// The given rows of `hidden` behind the final norm, `[rows.len(), hidden]`.
+    ///
+    /// # Errors
+    /// [`ForwardError`].
+    fn final_norm(&self, hidden: &Tensor, rows: &[usize]) -> Result<Tensor, ForwardError>;
+
     /// The final norm and the head: logits of the given rows of `hidden`, `[rows.len(), vocab]`. `adapters` are those
     /// of the step that `hidden` is from.
     ///

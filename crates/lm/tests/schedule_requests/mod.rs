@@ -181,6 +181,7 @@ pub fn run_schedule(
             let Some((index, events)) = open.get_mut(&id) else { panic!("{name}: {id:?} is over") };
             match update {
                 Update::Prefill { done, total } => assert!(done <= total),
+                Update::Prompt(_) | Update::Embedding(_) => {}
                 Update::Failed(error) => panic!("{name}: request {index}: {error}"),
                 Update::Token(event) => {
                     let stats = event.stats.clone();

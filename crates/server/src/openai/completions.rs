@@ -13,7 +13,7 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use lmx::engine::{Event, FinishReason, Request, Update};
+use lmx::engine::{Event, FinishReason, PromptLogprobs, PromptToken, Request, Update};
 use lmx::sample::fold_seed;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -59,9 +59,27 @@ struct Ask {
     model: Arc<Model>,
     /// What each prompt's replies begin with.
     echoes: Vec<String>,
+    /// And the log-probabilities of that.
+    scored: Vec<TextLogprobs>,
     n: usize,
     best_of: usize,
     logprobs: bool,
+}
+
+impl Ask {
+    /// Takes log-probabilities of the prompt of reply `index`.
+    fn score(&mut self, index: usize, tokens: &[PromptToken]) {
+        let Some(scored) = self.scored.get_mut(index / self.best_of) else { return };
+        for token in tokens {
+            scored.push(&self.model.tokenizer, token.token, Some(token.logprob), &token.top);
+        }
+    }
+
+    /// The lists with which those of reply `index`, whose text begins with `text`, begin.
+    fn begin(&self, index: usize, text: &str) -> TextLogprobs {
+        let scored = self.scored.get(index / self.best_of).filter(|scored| !scored.is_empty());
+        scored.cloned().unwrap_or_else(|| TextLogprobs::new(text.chars().count()))
+    }
 }
 
 /// Answers a request.
@@ -72,7 +90,7 @@ pub(crate) async fn answer(State(app): State<Arc<App>>, bytes: Bytes) -> ApiResu
     if body.stream_options.is_some() && !stream {
         return Err(ApiError::field("stream_options", "stream_options needs stream"));
     }
-    let (ask, requests) = prepare(&app, model, body, &sampling, stream)?;
+    let (ask, requests) = prepare(&app, model, body, sampling, stream)?;
     let running = app.begin(&ask.model, requests)?;
     if stream {
         let usage = usage.unwrap_or(false);
@@ -85,7 +103,7 @@ fn prepare(
     app: &App,
     model: Arc<Model>,
     body: Body,
-    sampling: &Sampling,
+    mut sampling: Sampling,
     stream: bool,
 ) -> ApiResult<(Ask, Vec<Vec<Request>>)> {
     let most = app.options.limits.choices;
@@ -99,10 +117,6 @@ fn prepare(
     }
     let top = body.logprobs.map(|top| in_range("logprobs", top, 0, TOP_MAX)).transpose()?;
     let echo = body.echo.unwrap_or(false);
-    if echo && top.is_some() {
-        let why = "logprobs with echo would be those of the prompt, which cannot be told yet";
-        return Err(ApiError::field("echo", why));
-    }
     let prompts = match body.prompt {
         Prompt::Text(text) => vec![model.encode(&text)?],
         Prompt::Texts(texts) => texts.iter().map(|text| model.encode(text)).collect::<ApiResult<_>>()?,
@@ -114,45 +128,76 @@ fn prepare(
         prompts.iter().map(|tokens| if echo { model.tokenizer.decode(tokens) } else { String::new() });
     let echoes = echoes.collect();
     let seed = sampling.seed().unwrap_or_else(lmx::sample::random_seed);
+    // With echo the prompt alone is an answer.
+    let no_reply = echo && sampling.max_tokens == Some(0) && sampling.max_completion_tokens.is_none();
+    if no_reply {
+        sampling.max_tokens = None;
+    }
     let mut requests = Vec::new();
-    for tokens in prompts {
+    for tokens in &prompts {
         let request = |choice: u64| -> ApiResult<Request> {
             let request = sampling.request(tokens.clone(), &model, &app.options)?;
-            Ok(Request { seed: Some(fold_seed(seed, choice)), top_logprobs: top.unwrap_or(0), ..request })
+            let seed = Some(fold_seed(seed, choice));
+            let max_tokens = if no_reply { Some(0) } else { request.max_tokens };
+            // The further replies have the same prompt.
+            let scored = top.filter(|_| echo && choice == 0).map(|top| PromptLogprobs { from: 1, top });
+            Ok(Request {
+                seed,
+                max_tokens,
+                top_logprobs: top.unwrap_or(0),
+                prompt_logprobs: scored,
+                ..request
+            })
         };
         requests.push((0..best_of as u64).map(request).collect::<ApiResult<_>>()?);
     }
-    Ok((Ask { model, echoes, n, best_of, logprobs: top.is_some() }, requests))
+    let scored = prompts.iter().map(|tokens| {
+        let mut logprobs = TextLogprobs::new(0);
+        if let Some(&first) = tokens.first().filter(|_| echo && top.is_some()) {
+            logprobs.push(&model.tokenizer, first, None, &[]);
+        }
+        logprobs
+    });
+    let scored = scored.collect();
+    Ok((Ask { model, echoes, scored, n, best_of, logprobs: top.is_some() }, requests))
 }
 
 /// A reply, while it is made.
 struct Choice {
     text: String,
-    logprobs: TextLogprobs,
+    /// Begun with the first token.
+    logprobs: Option<TextLogprobs>,
     sum: f64,
     tokens: usize,
     finish: Option<FinishReason>,
 }
 
 /// Whole replies.
-async fn collect(ask: Ask, mut running: Running) -> ApiResult<Value> {
+async fn collect(mut ask: Ask, mut running: Running) -> ApiResult<Value> {
     let envelope = Envelope::new("cmpl-", &ask.model);
     let choice = |index: usize| {
         let text = ask.echoes.get(index / ask.best_of).cloned().unwrap_or_default();
-        let logprobs = TextLogprobs::new(text.chars().count());
-        Choice { text, logprobs, sum: 0.0, tokens: 0, finish: None }
+        Choice { text, logprobs: None, sum: 0.0, tokens: 0, finish: None }
     };
     let mut choices: Vec<Choice> = (0..ask.echoes.len() * ask.best_of).map(choice).collect();
     let mut cost = Cost::default();
     while let Some(next) = running.next().await {
-        let (index, Update::Token(event)) = next? else { continue };
+        let (index, event) = match next? {
+            (index, Update::Token(event)) => (index, event),
+            (index, Update::Prompt(tokens)) => {
+                ask.score(index, &tokens);
+                continue;
+            }
+            _ => continue,
+        };
         let Some(choice) = choices.get_mut(index) else { continue };
+        let logprobs = choice.logprobs.get_or_insert_with(|| ask.begin(index, &choice.text));
         choice.text.push_str(&event.text);
         if let Some(id) = event.token {
             choice.sum += f64::from(event.logprob);
             choice.tokens += 1;
             if ask.logprobs {
-                choice.logprobs.push(&ask.model.tokenizer, id, Some(event.logprob), &event.top);
+                logprobs.push(&ask.model.tokenizer, id, Some(event.logprob), &event.top);
             }
         }
         if event.finish.is_some() {
@@ -170,7 +215,7 @@ async fn collect(ask: Ask, mut running: Running) -> ApiResult<Value> {
             kept.push(json!({
                 "index": kept.len(),
                 "text": choice.text,
-                "logprobs": if ask.logprobs { choice.logprobs.json() } else { Value::Null },
+                "logprobs": choice.logprobs.as_ref().filter(|_| ask.logprobs).map(TextLogprobs::json),
                 "finish_reason": choice.finish.map(FinishReason::as_str),
             }));
         }
@@ -203,7 +248,10 @@ impl Chunks {
         let first = offset.is_none();
         let echo = self.ask.echoes.get(index / self.ask.best_of).filter(|_| first);
         let mut text = echo.cloned().unwrap_or_default();
-        let mut logprobs = TextLogprobs::new(offset.unwrap_or_else(|| text.chars().count()));
+        let mut logprobs = match *offset {
+            Some(offset) => TextLogprobs::new(offset),
+            None => self.ask.begin(index, &text),
+        };
         text.push_str(&event.text);
         if let (Some(id), true) = (event.token, self.ask.logprobs) {
             logprobs.push(&self.ask.model.tokenizer, id, Some(event.logprob), &event.top);
@@ -223,6 +271,11 @@ impl Chunks {
 }
 
 impl crate::stream::Protocol for Chunks {
+    async fn prompt(&mut self, _: &Events, index: usize, tokens: Vec<PromptToken>) -> Result<(), Gone> {
+        self.ask.score(index, &tokens);
+        Ok(())
+    }
+
     async fn event(&mut self, events: &Events, index: usize, event: Event) -> Result<(), Gone> {
         if event.finish.is_some() {
             self.cost.add(&event.stats, 0, !index.is_multiple_of(self.ask.best_of));
