@@ -97,6 +97,9 @@ pub(crate) fn say_statistics(outcome: &Outcome, notices: &Notices) {
         let (right, all) = (stats.accepted_tokens, stats.drafted_tokens);
         terminal::say(&format!("Drafts: {right} of {all} tokens accepted"));
     }
+    if stats.preemptions > 0 {
+        terminal::say(&format!("Preemptions: {}", stats.preemptions));
+    }
     terminal::say(&format!("Peak memory: {:.3} GB", gigabytes(peak_memory())));
     terminal::say(&format!("Time to first token: {:.3} s", stats.first_token_seconds));
     terminal::say(&format!("Seed: {}", stats.seed));
@@ -115,6 +118,7 @@ pub(crate) fn json(outcome: &Outcome, model: &str, kv_format: &str, notices: &No
         "generation_tokens": stats.generation_tokens,
         "drafted_tokens": stats.drafted_tokens,
         "accepted_tokens": stats.accepted_tokens,
+        "preemptions": stats.preemptions,
         "prompt_tps": stats.prompt_tps(),
         "generation_tps": stats.generation_tps(),
         "ttft_ms": stats.first_token_seconds * 1e3,

@@ -78,6 +78,22 @@ pub(crate) fn open_options(model: &ModelArgs) -> OpenOptions {
     OpenOptions { revision: model.revision.clone(), hub_cache_dirs: env::hub_cache().into_iter().collect() }
 }
 
+/// How many requests run at the same time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Concurrency {
+    /// All of them.
+    pub(crate) replies: usize,
+    /// Those whose prompts are being read.
+    pub(crate) prompts: usize,
+}
+
+impl Concurrency {
+    /// `count` requests that may all read their prompts.
+    pub(crate) fn of(count: usize) -> Self {
+        Self { replies: count, prompts: count }
+    }
+}
+
 /// What a request begins from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Reuse<'a> {
@@ -124,7 +140,7 @@ fn note_window(window: KvWindow, layers: &[LayerKv], notices: &mut Notices) {
 }
 
 impl Session {
-    /// Loads the model for `max_running` requests that run together.
+    /// Loads the model for requests that run together.
     ///
     /// # Errors
     /// Whatever is wrong with the model's files, or with the words for them.
@@ -134,7 +150,7 @@ impl Session {
         run: &RunArgs,
         template: &TemplateArgs,
         reuse: Reuse<'_>,
-        max_running: usize,
+        concurrency: Concurrency,
         notices: &mut Notices,
     ) -> Result<Self, End> {
         if model.trust_remote_code {
@@ -162,7 +178,7 @@ impl Session {
         })?;
         device::notice().into_iter().for_each(|notice| notices.add(notice));
         loaded.notices.iter().for_each(|notice| notices.add(notice.as_str()));
-        Self::with(loaded, adapter.as_ref(), run, template, reuse, max_running, notices)
+        Self::with(loaded, adapter.as_ref(), run, template, reuse, concurrency, notices)
     }
 
     /// The engine and the template of what was loaded.
@@ -172,7 +188,7 @@ impl Session {
         run: &RunArgs,
         args: &TemplateArgs,
         reuse: Reuse<'_>,
-        max_running: usize,
+        concurrency: Concurrency,
         notices: &mut Notices,
     ) -> Result<Self, End> {
         let adapter =
@@ -219,11 +235,11 @@ impl Session {
             kv_window,
             kv_quantization,
             prefill_step_size: run.prefill_step_size.get(),
-            max_running,
+            max_running: concurrency.replies,
+            prompt_concurrency: concurrency.prompts,
             kv_type,
             prefix_cache: prefixes.map(|args| args.memory(kv_window.is_some())),
             kv_memory: run.kv_memory.unwrap_or_else(device::default_kv_memory),
-            ..EngineOptions::default()
         };
         let mut session = Self {
             xtc_special_tokens: newline.into_iter().chain(eos).collect(),

@@ -63,6 +63,7 @@ fn the_json_object_has_exactly_its_keys() {
             "model",
             "notices",
             "peak_memory_bytes",
+            "preemptions",
             "prompt_tokens",
             "prompt_tps",
             "seed",

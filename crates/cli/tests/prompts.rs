@@ -106,6 +106,56 @@ fn a_bad_line_fails_alone() {
     assert_eq!(replies.len(), 8);
 }
 
+#[test]
+fn priorities_go_first_and_replies_stay_in_order() {
+    let model = Model::random();
+    let file = model.file("requests.jsonl");
+    let line = |priority: i32| {
+        json!({"prompt": "a", "priority": priority, "max_tokens": 30, "ignore_eos": true}).to_string()
+    };
+    write_requests(&file, &[-1, 0, 5, 0].map(line));
+    let replies = replies(generate(&model, &file, &["--decode-concurrency", "1"]).assert_ok());
+    assert!(replies.iter().enumerate().all(|(index, reply)| reply["index"] == index));
+    let mut order: Vec<usize> = (0..4).collect();
+    order.sort_by(|&a, &b| {
+        let time = |index: usize| replies[index]["ttft_ms"].as_f64().unwrap();
+        time(a).total_cmp(&time(b))
+    });
+    assert_eq!(order, [2, 1, 3, 0]);
+}
+
+#[test]
+fn preempted_requests_are_counted_and_get_the_same_replies() {
+    let model = Model::random();
+    let file = model.file("requests.jsonl");
+    let line = |seed: u64| {
+        json!({"prompt": "word", "seed": seed, "temperature": 1, "max_tokens": 300, "ignore_eos": true})
+            .to_string()
+    };
+    write_requests(&file, &[1, 2, 3, 4].map(line));
+    let roomy = generate(&model, &file, &["--prompt-concurrency", "1"]);
+    assert!(!roomy.stderr.contains("Preemptions"), "{roomy:?}");
+    // Room for about 400 positions.
+    let tight = generate(&model, &file, &["--kv-memory", "200KB"]);
+    assert!(tight.stderr.contains("Preemptions: "), "{tight:?}");
+    let (roomy, tight) = (replies(roomy.assert_ok()), replies(tight.assert_ok()));
+    let preemptions = |replies: &[Value]| -> u64 {
+        replies.iter().map(|reply| reply["preemptions"].as_u64().unwrap()).sum()
+    };
+    assert_eq!(preemptions(&roomy), 0);
+    assert!(preemptions(&tight) > 0, "{tight:?}");
+    assert!(roomy.iter().map(essence).eq(tight.iter().map(essence)));
+}
+
+#[test]
+fn concurrency_is_for_files_of_prompts() {
+    for flag in ["--prompt-concurrency", "--decode-concurrency"] {
+        run(&["generate", "--model", "m", "--prompt", "a", flag, "2"])
+            .assert_error(2, &[flag, "--prompts-file"]);
+        run(&["generate", "--model", "m", "--prompts-file", "f", flag, "0"]).assert_error(2, &[flag, "0"]);
+    }
+}
+
 /// A finished run with its requests and its output.
 fn finished() -> (Model, PathBuf, PathBuf, String) {
     let model = Model::random();

@@ -2,6 +2,7 @@
 
 use super::model::positive;
 use crate::end::End;
+use crate::session::Concurrency;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -18,19 +19,32 @@ pub(crate) struct PromptsArgs {
     /// Replies that are made at the same time [default: 32]
     #[arg(long, value_name = "N", requires = "prompts_file", value_parser = positive, allow_negative_numbers = true)]
     decode_concurrency: Option<NonZeroUsize>,
+    /// Prompts that are read at the same time; they share --prefill-step-size [default: 8]
+    #[arg(long, value_name = "N", requires = "prompts_file", value_parser = positive, allow_negative_numbers = true)]
+    prompt_concurrency: Option<NonZeroUsize>,
 }
 
 impl PromptsArgs {
-    /// Requests that run at the same time: one, unless there is a file of them.
-    pub(crate) fn concurrency(&self) -> usize {
-        const DEFAULT: usize = 32;
-        let asked = self.decode_concurrency.map_or(DEFAULT, NonZeroUsize::get);
-        if self.prompts_file.is_some() { asked } else { 1 }
+    /// Requests of the file that run at the same time.
+    pub(crate) fn concurrency(&self) -> Concurrency {
+        Concurrency {
+            replies: self.decode_concurrency.map_or(32, NonZeroUsize::get),
+            prompts: self.prompt_concurrency.map_or(8, NonZeroUsize::get),
+        }
     }
 
     /// # Errors
-    /// [`End::Usage`] if the replies would overwrite the prompts.
+    /// [`End::Usage`] if the replies would overwrite the prompts, or if there are none that a flag would act on.
     pub(crate) fn check(&self) -> Result<(), End> {
+        // clap does not ask for a file beside a flag that conflicts with it.
+        let idle = [
+            ("--output", self.output.is_some()),
+            ("--decode-concurrency", self.decode_concurrency.is_some()),
+            ("--prompt-concurrency", self.prompt_concurrency.is_some()),
+        ];
+        if let Some((flag, _)) = idle.iter().find(|(_, given)| *given && self.prompts_file.is_none()) {
+            return Err(End::Usage(format!("{flag} needs --prompts-file")));
+        }
         let same = |a: &PathBuf, b: &PathBuf| {
             a.canonicalize().ok().zip(b.canonicalize().ok()).is_some_and(|(a, b)| a == b)
         };

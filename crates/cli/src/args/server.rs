@@ -56,6 +56,9 @@ pub(crate) struct ServerArgs {
     /// Replies that are made at the same time
     #[arg(long, value_name = "N", default_value = "32", value_parser = positive, help_heading = "Running")]
     pub(crate) decode_concurrency: NonZeroUsize,
+    /// Prompts that are read at the same time; they share --prefill-step-size
+    #[arg(long, value_name = "N", default_value = "8", value_parser = positive, help_heading = "Running")]
+    pub(crate) prompt_concurrency: NonZeroUsize,
     /// What is logged, on standard error
     #[arg(long, value_enum, ignore_case = true, default_value_t, help_heading = "Output")]
     pub(crate) log_level: LogLevel,

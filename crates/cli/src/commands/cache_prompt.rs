@@ -7,7 +7,7 @@ use crate::chat::conversation::message;
 use crate::end::End;
 use crate::report::{self, Notices};
 use crate::running;
-use crate::session::{Reuse, Session, Tail, open_options};
+use crate::session::{Concurrency, Reuse, Session, Tail, open_options};
 use crate::terminal;
 use anyhow::anyhow;
 use lmx::KvType;
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &CachePromptArgs) -> Result<(), End> {
         &args.run,
         &template,
         Reuse::Prefixes(&prefixes),
-        1,
+        Concurrency::of(1),
         &mut notices,
     )?;
     let messages = vec![message("user", &prompt)];

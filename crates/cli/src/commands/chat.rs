@@ -12,7 +12,7 @@ use crate::end::End;
 use crate::env;
 use crate::report::{self, Notices};
 use crate::running::{self, Outcome};
-use crate::session::{Reuse, Session, Tail, notice_dropped_system};
+use crate::session::{Concurrency, Reuse, Session, Tail, notice_dropped_system};
 use crate::terminal::{self, Reply};
 use anyhow::anyhow;
 use lmx::engine::{FinishReason, Request};
@@ -30,7 +30,7 @@ pub(crate) fn run(options: &ChatOptions) -> Result<(), End> {
         &args.run,
         &args.template,
         Reuse::Prefixes(&args.prefix),
-        1,
+        Concurrency::of(1),
         &mut notices,
     )?;
     if let Err(error) = &session.template {

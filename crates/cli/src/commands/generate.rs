@@ -8,7 +8,7 @@ use crate::chat::conversation::message;
 use crate::end::End;
 use crate::report::{self, Notices};
 use crate::running::{self, Outcome};
-use crate::session::{Reuse, Session, Tail, notice_dropped_system};
+use crate::session::{Concurrency, Reuse, Session, Tail, notice_dropped_system};
 use crate::terminal::{self, Reply};
 use anyhow::{Context, bail};
 use lmx::engine::{FinishReason, Request};
@@ -47,8 +47,9 @@ pub(crate) fn run(options: &GenerateOptions) -> Result<(), End> {
         Some(file) => args.model.or(&file.notes().model),
         None => args.model.clone(),
     };
+    let concurrency = Concurrency::of(RUNNING);
     let mut session =
-        Session::open(&model, &args.adapter, &args.run, &args.template, reuse, RUNNING, &mut notices)?;
+        Session::open(&model, &args.adapter, &args.run, &args.template, reuse, concurrency, &mut notices)?;
     let tokens = match &file {
         Some(file) => {
             cached::note_late_quantization(file, args, &mut notices);

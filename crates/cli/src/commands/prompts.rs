@@ -101,7 +101,7 @@ struct Batch<'a> {
     read: usize,
     pending: BTreeMap<RequestId, Pending>,
     failed: usize,
-    /// Tokens of all replies.
+    /// Tokens and preemptions of all replies.
     sum: Stats,
 }
 
@@ -134,10 +134,10 @@ impl Batch<'_> {
         }
     }
 
-    /// Submits requests until enough are on their way.
+    /// Submits requests until enough are on their way; those that wait are what a priority chooses from.
     fn fill(&mut self) -> Result<(), End> {
-        let concurrency = self.options.args.prompts.concurrency();
-        while self.pending.len() < concurrency && self.read - self.output.written() < AHEAD * concurrency {
+        let concurrency = self.options.args.prompts.concurrency().replies;
+        while self.read - self.output.written() < AHEAD * concurrency {
             let Some((number, text)) = self.lines.next()? else { return Ok(()) };
             let index = self.read;
             self.read += 1;
@@ -203,6 +203,7 @@ impl Batch<'_> {
             grammar,
             speculation: options.speculation,
             ignore_eos: line.ignore_eos.unwrap_or(false),
+            priority: line.priority.unwrap_or(0),
             ..Request::default()
         };
         report::filters_without_effect(&request.sampling, &request.processors, &mut notices);
@@ -283,6 +284,7 @@ impl Batch<'_> {
         }
         self.sum.prompt_tokens += outcome.stats.prompt_tokens;
         self.sum.generation_tokens += outcome.stats.generation_tokens;
+        self.sum.preemptions += outcome.stats.preemptions;
         let mut reply = json!({"index": index, "id": id});
         let object =
             report::json(&outcome, self.options.args.model.name(), &self.session.kv_format, &notices);
@@ -295,12 +297,15 @@ impl Batch<'_> {
     fn say_statistics(&self, replies: usize, started: Instant) {
         let seconds = started.elapsed().as_secs_f64();
         let rate = |tokens: usize| tokens as f64 / seconds.max(1e-9);
-        let Stats { prompt_tokens, generation_tokens, .. } = self.sum;
+        let Stats { prompt_tokens, generation_tokens, preemptions, .. } = self.sum;
         terminal::say("==========");
         terminal::say(&format!("Replies: {} of {replies} in {seconds:.3} s", replies - self.failed));
         terminal::say(&format!("Prompt: {prompt_tokens} tokens, {:.3} tokens-per-sec", rate(prompt_tokens)));
         let generation = rate(generation_tokens);
         terminal::say(&format!("Generation: {generation_tokens} tokens, {generation:.3} tokens-per-sec"));
+        if preemptions > 0 {
+            terminal::say(&format!("Preemptions: {preemptions}"));
+        }
         terminal::say(&format!("Peak memory: {:.3} GB", report::gigabytes(report::peak_memory())));
     }
 }

@@ -5,7 +5,7 @@ use crate::args::server::{LogFormat, LogLevel, ServerCommand};
 use crate::end::End;
 use crate::interrupt::{self, Hold};
 use crate::report::Notices;
-use crate::session::{Reuse, Session};
+use crate::session::{Concurrency, Reuse, Session};
 use crate::terminal;
 use anyhow::Context;
 use lmx::text::reply::ToolFormat;
@@ -69,7 +69,7 @@ fn load(model: &ModelArgs, args: &crate::args::server::ServerArgs) -> Result<Loa
         &args.run,
         &args.template,
         Reuse::Prefixes(&args.prefix),
-        args.decode_concurrency.get(),
+        Concurrency { replies: args.decode_concurrency.get(), prompts: args.prompt_concurrency.get() },
         &mut notices,
     )?;
     let template = match &args.chat_template {

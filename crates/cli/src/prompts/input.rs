@@ -29,6 +29,7 @@ pub(crate) struct Line {
     pub(crate) stop: Option<Stop>,
     pub(crate) ignore_eos: Option<bool>,
     pub(crate) adapter: Option<AdapterChoice>,
+    pub(crate) priority: Option<i32>,
     json_schema: Option<Value>,
     regex: Option<String>,
     grammar: Option<String>,
