@@ -13,7 +13,7 @@ use lmx::models::Decoder;
 use lmx::sample::Key;
 use lmx::text::{EosSet, EosSource, Tokenizer};
 use lmx::{Device, Isa, KvType};
-use schedule_requests::{Limits, Requests, Tally, essence, run_schedule, solo};
+use schedule_requests::{Limits, Requests, Tally, essence, run_schedule, solo, tight};
 use serde_json::json;
 use std::path::Path;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ fn engine(case: &str, options: EngineOptions) -> Engine {
     Engine::new(Box::new(model), Arc::new(tokenizer), eos, options).unwrap()
 }
 
-/// `schedules` schedules of 64 requests; the first half without a prefix cache.
+/// `schedules` schedules of 64 requests.
 fn check(case: &str, schedules: u64, options: EngineOptions) {
     let roomy = engine(case, options);
     let speculates = roomy.model().states().is_empty();
@@ -46,23 +46,8 @@ fn check(case: &str, schedules: u64, options: EngineOptions) {
     let expected = solo(&mut engine(case, options), &requests);
     let mut sum = Tally::default();
     for seed in 0..schedules {
-        // Room for little more than the longest.
-        let kv_memory = roomy.kv().spec().peak_bytes(1700) * 5 / 4;
-        let prefix_cache = (2 * seed >= schedules).then(PrefixCacheOptions::default);
-        let chunk = [64, 512, 7, 2048][seed as usize % 4];
-        let options = EngineOptions {
-            kv_memory,
-            prefix_cache,
-            prefill_step_size: chunk,
-            prompt_concurrency: 1 + seed as usize % 6,
-            max_running: 4 + 5 * (seed as usize % 3),
-            ..options
-        };
-        let mut engine = engine(case, options);
+        let mut engine = engine(case, tight(options, &roomy, limits, seed, schedules));
         sum += run_schedule(&mut engine, &requests, &expected, seed, &format!("{case}, schedule {seed}"));
-        engine.clear_prefixes();
-        assert!(engine.kv().is_empty(), "{case}: every sequence was freed");
-        assert_eq!(engine.kv().budget().used(), 0, "{case}: every block was freed");
     }
     println!("{case}: {sum:?}");
     assert!(sum.finished > 30 * schedules as usize && sum.cancelled > 0, "{case}: {sum:?}");

@@ -1,4 +1,4 @@
-//! Requests of all kinds, and random schedules of them against what each gets alone.
+//! Requests of all kinds, with and without adapters, and random schedules of them against what each gets alone.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -7,9 +7,15 @@
     reason = "a failed unwrap is a failed test"
 )]
 
-use lmx::engine::{Engine, Event, FinishReason, NgramSpeculation, Request, RequestId, Update};
+use crate::golden_cases::{Stored, Tensors, write_safetensors};
+use lmx::cache::PrefixCacheOptions;
+use lmx::checkpoint::OpenOptions;
+use lmx::engine::{Engine, EngineOptions, Event, FinishReason, NgramSpeculation, Request, RequestId, Update};
 use lmx::grammar::{Form, Grammar};
+use lmx::models::{LinearRole, Model};
 use lmx::sample::{ProcessorParams, SampleError, SamplingParams};
+use lmx::{Adapter, AdapterFiles};
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
 
@@ -29,6 +35,41 @@ impl Random {
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((z ^ (z >> 31)) % end.max(1) as u64) as usize
     }
+}
+
+/// Two adapters with random weights for every matrix of a model's layers, of ranks 2 and 3.
+pub fn adapters(model: &dyn Model) -> Vec<Adapter> {
+    [2, 3].map(|rank| adapter(model, rank)).to_vec()
+}
+
+fn adapter(model: &dyn Model, rank: usize) -> Adapter {
+    let mut random = Random::new(rank as u64);
+    let mut tensors = Tensors::new();
+    model.visit_linears(&mut |module, role, linear| {
+        let outputs = match role {
+            LinearRole::Whole => linear.out_features(),
+            LinearRole::Outputs { of, .. } => of,
+            _ => return,
+        };
+        if !module.contains("layers.") {
+            return;
+        }
+        let mut add = |name: &str, shape: [usize; 2]| {
+            let scale = 2.0 / (shape[0] as f32).sqrt();
+            let mut value = |_| scale * (random.below(2001) as f32 / 1000.0 - 1.0);
+            let values: Vec<f32> = (0..shape[0] * shape[1]).map(&mut value).collect();
+            tensors.insert(format!("{module}.{name}"), Stored::f32(shape.to_vec(), &values));
+        };
+        add("lora_a", [linear.in_features(), rank]);
+        add("lora_b", [rank, outputs]);
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let config =
+        json!({"fine_tune_type": "lora", "num_layers": -1, "lora_parameters": {"rank": rank, "scale": 0.25}});
+    std::fs::write(folder.path().join("adapter_config.json"), config.to_string()).unwrap();
+    write_safetensors(&folder.path().join("adapters.safetensors"), &tensors);
+    let files = AdapterFiles::open(folder.path().to_str().unwrap(), &OpenOptions::default()).unwrap();
+    files.fit(model).unwrap()
 }
 
 /// How many requests, and how large.
@@ -64,8 +105,8 @@ impl Requests {
         (0..length).map(|i| (1 + token(i) % usual) as u32).collect()
     }
 
-    /// Request `index`, with some of every option.
-    pub fn make(&self, index: usize) -> Request {
+    /// Request `index`, with some of every option; the adapters are those of the engine's model.
+    pub fn make(&self, index: usize, adapters: &[Adapter]) -> Request {
         let mut random = Random::new(index as u64 + 1);
         let tokens = self.prompt(&mut random);
         let mut one_in = |n: usize| random.below(n) == 0;
@@ -79,12 +120,15 @@ impl Requests {
                 top_p: if one_in(3) { 0.9 } else { 1.0 },
                 top_k: if one_in(3) { 20 } else { 0 },
                 min_p: if one_in(4) { 0.02 } else { 0.0 },
+                xtc_probability: if one_in(5) { 0.5 } else { 0.0 },
+                temperature_first: one_in(3),
                 ..SamplingParams::default()
             },
             processors: ProcessorParams {
                 repetition_penalty: if one_in(3) { 1.2 } else { 0.0 },
                 frequency_penalty: if one_in(4) { 0.1 } else { 0.0 },
                 presence_penalty: if one_in(4) { 0.1 } else { 0.0 },
+                logit_bias: if one_in(5) { [(5, 1.5), (9, -2.0)].into() } else { BTreeMap::new() },
                 ..ProcessorParams::default()
             },
             stop: if one_in(4) { vec!["AB".to_owned(), "7".to_owned()] } else { Vec::new() },
@@ -101,6 +145,8 @@ impl Requests {
         request.tokens = tokens;
         request.max_tokens = Some(random.below(self.limits.most_new + 1));
         request.priority = random.below(3) as i32 - 1;
+        // One in three has none.
+        request.adapter = adapters.get(random.below(adapters.len() + 1)).cloned();
         request
     }
 }
@@ -121,10 +167,24 @@ pub fn essence(events: &[Event]) -> Essence {
     events.iter().map(|e| (e.token, e.logprob.to_bits(), top(e), e.text.clone(), e.finish)).collect()
 }
 
+/// Schedule `seed` of `count`: room for little more than the longest request, the first half without a prefix cache, and
+/// steps of all sizes.
+pub fn tight(options: EngineOptions, roomy: &Engine, limits: Limits, seed: u64, count: u64) -> EngineOptions {
+    EngineOptions {
+        kv_memory: roomy.kv().spec().peak_bytes(limits.longest + limits.most_new + 80) * 5 / 4,
+        prefix_cache: (2 * seed >= count).then(PrefixCacheOptions::default),
+        prefill_step_size: [64, 512, 7, 2048][seed as usize % 4],
+        prompt_concurrency: 1 + seed as usize % 6,
+        max_running: 4 + 5 * (seed as usize % 3),
+        ..options
+    }
+}
+
 /// What each request gets alone.
 pub fn solo(engine: &mut Engine, requests: &Requests) -> Vec<Essence> {
+    let adapters = adapters(engine.model());
     let alone = |index| -> Vec<Event> {
-        engine.generate(requests.make(index)).unwrap().map(Result::unwrap).collect()
+        engine.generate(requests.make(index, &adapters)).unwrap().map(Result::unwrap).collect()
     };
     (0..requests.limits.count).map(alone).map(|events| essence(&events)).collect()
 }
@@ -135,6 +195,8 @@ pub struct Tally {
     pub finished: usize,
     pub cancelled: usize,
     pub preemptions: usize,
+    /// Tokens of those that have finished.
+    pub tokens: usize,
     pub accepted: usize,
     pub steps: usize,
 }
@@ -144,6 +206,7 @@ impl AddAssign for Tally {
         self.finished += other.finished;
         self.cancelled += other.cancelled;
         self.preemptions += other.preemptions;
+        self.tokens += other.tokens;
         self.accepted += other.accepted;
         self.steps += other.steps;
     }
@@ -163,11 +226,12 @@ pub fn run_schedule(
     let mut open: BTreeMap<RequestId, (usize, Vec<Event>)> = BTreeMap::new();
     let mut doomed: Vec<(usize, RequestId)> = Vec::new();
     let mut tally = Tally::default();
+    let adapters = adapters(engine.model());
     while !left.is_empty() || !engine.is_idle() {
         let joining = if engine.is_idle() { 1 } else { random.below(7).saturating_sub(2) };
         for _ in 0..joining.min(left.len()) {
             let index = left.swap_remove(random.below(left.len()));
-            let id = engine.submit(requests.make(index)).unwrap();
+            let id = engine.submit(requests.make(index, &adapters)).unwrap();
             open.insert(id, (index, Vec::new()));
             if random.below(8) == 0 {
                 doomed.push((tally.steps + random.below(30), id));
@@ -191,6 +255,7 @@ pub fn run_schedule(
                         assert_eq!(essence(events), expected[*index], "{name}: request {index}");
                         tally.finished += 1;
                         tally.preemptions += stats.preemptions;
+                        tally.tokens += stats.generation_tokens;
                         tally.accepted += stats.accepted_tokens;
                         open.remove(&id);
                     }
@@ -202,5 +267,8 @@ pub fn run_schedule(
         tally.steps += 1;
     }
     assert!(open.is_empty(), "{name}: all were heard of");
+    engine.clear_prefixes();
+    assert!(engine.kv().is_empty(), "{name}: every sequence was freed");
+    assert_eq!(engine.kv().budget().used(), 0, "{name}: every block was freed");
     tally
 }
