@@ -36,7 +36,14 @@ fn request(seed: u64) -> Request {
 
 fn reply(text: &str, logprobs: &[f32]) -> Reply {
     let (token_ids, finish) = (vec![1; logprobs.len()], FinishReason::Stop);
-    Reply { text: text.to_owned(), token_ids, logprobs: logprobs.to_vec(), finish, stats: Stats::default() }
+    Reply {
+        text: text.to_owned(),
+        token_ids,
+        logprobs: logprobs.to_vec(),
+        finish,
+        stats: Stats::default(),
+        cache: None,
+    }
 }
 
 #[test]

@@ -28,6 +28,8 @@ pub(super) struct Active {
     pub(super) long_context: bool,
     pub(super) stats: Stats,
     pub(super) adapter: Option<Adapter>,
+    /// Whether its cache is kept for a step when it has finished.
+    pub(super) return_cache: bool,
     /// Tokens before the first of `tokens`, which its cache holds and nobody knows.
     unknown: usize,
     prompt_len: usize,
@@ -167,6 +169,7 @@ impl Active {
                 ..Stats::default()
             },
             adapter: request.adapter,
+            return_cache: request.return_cache,
             unknown,
             prompt_len,
             system_len: request.system_tokens,

@@ -1,11 +1,12 @@
 //! Whole replies: of many requests, or many of one prompt, from which the best or the most frequent is taken.
 
 use super::{Engine, FinishReason, Request, RequestError, Stats, Update};
+use crate::prompt_cache::PromptCache;
 use crate::sample::fold_seed;
 use std::collections::BTreeMap;
 
 /// A finished reply.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Reply {
     /// Its text, without a stop string.
     pub text: String,
@@ -17,6 +18,9 @@ pub struct Reply {
     pub finish: FinishReason,
     /// What it cost.
     pub stats: Stats,
+    /// Its keys and values and those of the prompt, without the last token's, if the request asked for them
+    /// ([`Request::return_cache`]).
+    pub cache: Option<PromptCache>,
 }
 
 /// What makes a reply better than another.
@@ -50,7 +54,8 @@ pub struct Vote {
 }
 
 impl Engine {
-    /// Runs requests to their ends, as many at a time as the engine runs, and returns their replies in order.
+    /// Runs requests, whose prompts are texts or tokens, to their ends, as many at a time as the engine runs, and returns
+    /// their replies in order.
     /// `finished` is told how many have ended, from time to time.
     ///
     /// # Errors
@@ -77,7 +82,11 @@ impl Engine {
                         reply.text.push_str(&event.text);
                         reply.logprobs.extend(event.token.map(|_| event.logprob));
                         reply.token_ids.extend(event.token);
-                        event.finish.map(|finish| Ok(Reply { finish, stats: event.stats, ..reply.clone() }))
+                        event.finish.map(|finish| {
+                            let reply = std::mem::replace(reply, Reply::empty());
+                            let cache = self.left_by(id);
+                            Ok(Reply { finish, stats: event.stats, cache, ..reply })
+                        })
                     }
                 };
                 if let (Some(ended), Some(slot)) = (ended, replies.get_mut(*index)) {
@@ -101,7 +110,8 @@ impl Engine {
         seed: u64,
         make: &mut dyn FnMut(u64) -> Request,
     ) -> Result<Vec<Reply>, RequestError> {
-        let requests: Vec<Request> = (0..count as u64).map(|i| make(fold_seed(seed, i))).collect();
+        let mut requests: Vec<Request> = (0..count as u64).map(|i| make(fold_seed(seed, i))).collect();
+        requests.iter_mut().try_for_each(|request| self.encode(request))?;
         // Without a prefix cache there would be nothing left of it.
         let shares = count > 1 && self.options.prefix_cache.is_some();
         let shares = |request: &&Request| shares && request.tokens.len() > 1 && request.cache.is_none();
@@ -160,6 +170,7 @@ impl Reply {
             logprobs: Vec::new(),
             finish: FinishReason::Length,
             stats: Stats::default(),
+            cache: None,
         }
     }
 }

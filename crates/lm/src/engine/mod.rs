@@ -6,6 +6,7 @@
 //! catch up with the first. A request's result does not depend on the others, nor on how its prompt was cut.
 
 mod active;
+mod batch;
 mod choices;
 mod draft;
 mod event;
@@ -16,6 +17,7 @@ mod root;
 mod schedule;
 mod watch;
 
+pub use batch::{BatchGenerator, BatchStats};
 pub use choices::{Reply, Score, Vote, majority_vote};
 pub use draft::NgramSpeculation;
 pub use event::{Event, FinishReason, Stats, Update};
@@ -98,6 +100,8 @@ pub struct Engine {
     /// In the order of their ranks, like those that run.
     waiting: VecDeque<Active>,
     running: Vec<Active>,
+    /// What requests left that finished in the last step.
+    left: Vec<(RequestId, PromptCache)>,
     next_id: u64,
     clock: Clock,
 }
@@ -129,7 +133,8 @@ impl Engine {
         };
         let (waiting, running) = (VecDeque::new(), Vec::new());
         let clock = Clock::new(Box::new(Instant::now));
-        Ok(Self { model, tokenizer, eos, options, kv, waiting, running, next_id: 0, clock })
+        let left = Vec::new();
+        Ok(Self { model, tokenizer, eos, options, kv, waiting, running, left, next_id: 0, clock })
     }
 
     /// The model.
@@ -209,6 +214,7 @@ impl Engine {
         if self.clock.is_closing() {
             return Err(RequestError::Shutdown);
         }
+        self.encode(&mut request)?;
         let now = self.clock.now();
         let id = RequestId(self.next_id);
         let cache = request.cache.take();
@@ -328,6 +334,7 @@ impl Engine {
     /// generates gets a token in every step, unless it is preempted.
     pub fn step(&mut self) -> Vec<(RequestId, Update)> {
         let mut updates = Vec::new();
+        self.left.clear();
         self.expire(&mut updates);
         self.admit();
         let (inputs, plan) = self.schedule(&mut updates);

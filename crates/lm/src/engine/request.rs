@@ -12,6 +12,9 @@ use std::time::Duration;
 pub struct Request {
     /// The prompt.
     pub tokens: Vec<u32>,
+    /// The prompt as a text, in place of `tokens`, which must then be empty. It is encoded with the special tokens that
+    /// the tokenizer puts around a text.
+    pub text: Option<String>,
     /// How many of the prompt's first tokens are a system prompt, which the prefix cache keeps longest; 0 if that
     /// is not known.
     pub system_tokens: usize,
@@ -35,6 +38,9 @@ pub struct Request {
     pub speculation: Option<NgramSpeculation>,
     /// What changes the model's weights for this request; loaded for the engine's model.
     pub adapter: Option<Adapter>,
+    /// Keep the cache when the request has finished: for [`super::Engine::extract_cache`] until the next step, or in the
+    /// [`super::Reply`].
+    pub return_cache: bool,
     /// How many of the most likely tokens each event lists.
     pub top_logprobs: usize,
     /// What is to be told of the prompt's own tokens. They are run even where a cache holds them.
@@ -64,6 +70,12 @@ impl Request {
     pub fn new(tokens: Vec<u32>, max_tokens: usize) -> Self {
         Self { tokens, max_tokens: Some(max_tokens), ..Self::default() }
     }
+
+    /// A greedy request of at most `max_tokens` tokens that continues a text.
+    #[must_use]
+    pub fn from_text(text: impl Into<String>, max_tokens: usize) -> Self {
+        Self { text: Some(text.into()), ..Self::new(Vec::new(), max_tokens) }
+    }
 }
 
 impl std::fmt::Debug for Request {
@@ -83,6 +95,15 @@ pub enum RequestError {
     /// Nothing to continue.
     #[error("the prompt is empty: it must hold at least one token")]
     EmptyPrompt,
+    /// Two prompts.
+    #[error("text: the prompt is given as {tokens} token ids too; one of text and tokens must be left out")]
+    TextAndTokens {
+        /// Tokens of the request.
+        tokens: usize,
+    },
+    /// The text of the prompt cannot be encoded.
+    #[error("text: {0}")]
+    Text(#[from] crate::text::TokenizerError),
     /// More tokens than the model was made for.
     #[error("the prompt has {prompt} tokens, more than the model's context of {context}")]
     ContextExceeded {

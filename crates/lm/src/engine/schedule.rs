@@ -256,6 +256,7 @@ impl Engine {
             if active.is_preempted() {
                 self.enqueue(active);
             } else {
+                self.keep_cache(&active);
                 self.retire(active);
             }
         }
