@@ -46,7 +46,7 @@ fn check(case: &str, schedules: u64, options: EngineOptions) {
     let expected = solo(&mut engine(case, options), &requests);
     let mut sum = Tally::default();
     for seed in 0..schedules {
-        let mut engine = engine(case, tight(options, &roomy, limits, seed, schedules));
+        let mut engine = engine(case, tight(options, &roomy, &requests, seed, schedules));
         sum += run_schedule(&mut engine, &requests, &expected, seed, &format!("{case}, schedule {seed}"));
     }
     println!("{case}: {sum:?}");

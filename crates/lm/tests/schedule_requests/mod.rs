@@ -95,6 +95,12 @@ impl Requests {
         Self { limits, vocab: engine.model().vocab(), grammar }
     }
 
+    /// Tokens of the longest request, with its reply if that is not ended early.
+    pub fn longest(&self) -> usize {
+        let tokens = |request: Request| request.tokens.len() + request.max_tokens.unwrap_or(0);
+        (0..self.limits.count).map(|index| tokens(self.make(index, &[]))).max().unwrap_or(0)
+    }
+
     /// Few are long, as in life; some begin alike.
     fn prompt(&self, random: &mut Random) -> Vec<u32> {
         let share = (random.below(1000) + 1) as f64 / 1000.0;
@@ -169,9 +175,15 @@ pub fn essence(events: &[Event]) -> Essence {
 
 /// Schedule `seed` of `count`: room for little more than the longest request, the first half without a prefix cache, and
 /// steps of all sizes.
-pub fn tight(options: EngineOptions, roomy: &Engine, limits: Limits, seed: u64, count: u64) -> EngineOptions {
+pub fn tight(
+    options: EngineOptions,
+    roomy: &Engine,
+    requests: &Requests,
+    seed: u64,
+    count: u64,
+) -> EngineOptions {
     EngineOptions {
-        kv_memory: roomy.kv().spec().peak_bytes(limits.longest + limits.most_new + 80) * 5 / 4,
+        kv_memory: roomy.kv().spec().peak_bytes(requests.longest() + 80) * 5 / 4,
         prefix_cache: (2 * seed >= count).then(PrefixCacheOptions::default),
         prefill_step_size: [64, 512, 7, 2048][seed as usize % 4],
         prompt_concurrency: 1 + seed as usize % 6,
