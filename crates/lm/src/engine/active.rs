@@ -1,10 +1,10 @@
 //! A request that waits or runs: its tokens, its sampler, its text.
 
-use super::draft::Drafter;
+use super::draft::{DraftRow, Drafter};
 use super::observe::Observer;
 use super::root::root;
 use super::watch::{Watch, guarded};
-use super::{Event, FinishReason, Request, RequestError, RequestId, Stats, Update};
+use super::{DraftStop, Event, FinishReason, Request, RequestError, RequestId, Stats, Update};
 use crate::adapter::Adapter;
 use crate::cache::{PrefixTokens, SequenceId};
 use crate::grammar::Grammar;
@@ -177,8 +177,8 @@ impl Active {
             sampler,
             keys: KeyStream::new(seed, splits),
             processors,
+            drafter: request.speculation.map(|how| Drafter::new(how, request.grammar.as_ref(), prompt_len)),
             grammar: request.grammar,
-            drafter: request.speculation.map(Drafter::new),
             observer: Observer::new(request.prompt_logprobs, request.embedding),
             logprobs: Vec::new(),
             top_logprobs: request.top_logprobs.min(vocab),
@@ -310,9 +310,71 @@ impl Active {
         self.state = State::Failed;
     }
 
-    /// Guesses the tokens after its last one; none that would come after the reply's end.
+    /// The most tokens that it can come to have, with those that nobody knows.
+    pub(super) fn most_tokens(&self) -> usize {
+        self.unknown + self.length_max
+    }
+
+    /// How many tokens can be guessed: none that would come after the reply's end.
+    pub(super) fn guesses_max(&self) -> usize {
+        self.length_max.saturating_sub(self.tokens.len() + 1)
+    }
+
+    /// Its guesses, if a draft model makes them.
+    pub(super) fn draft_row(&mut self) -> Option<&mut DraftRow> {
+        match &mut self.drafter {
+            Some(Drafter::Model(row)) => Some(row),
+            _ => None,
+        }
+    }
+
+    /// Changes its guesses of a draft model by its tokens and its grammar.
+    pub(super) fn with_draft_row(&mut self, change: impl FnOnce(&mut DraftRow, &[u32], Option<&Grammar>)) {
+        if let Some(Drafter::Model(row)) = &mut self.drafter {
+            change(row, &self.tokens, self.grammar.as_ref());
+        }
+    }
+
+    /// Draws what it would draw from `logits` itself and adds it to its guesses and, until they are taken back, to its
+    /// tokens. `None` if nothing can be drawn, or nothing would follow.
+    pub(super) fn guess(&mut self, exec: &Exec, logits: &mut [f32], eos: &EosSet) -> Option<u32> {
+        // The grammar of the guesses stands in for that of the reply.
+        self.swap_grammar();
+        let drawn = self.draw(exec, logits);
+        let complete = self.grammar.as_ref().is_some_and(Grammar::is_complete);
+        self.swap_grammar();
+        let token = drawn.ok()?.token;
+        self.tokens.push(token);
+        self.draft_row()?.guesses.push(token);
+        let ends = complete || eos.contains(token) && !self.ignore_eos;
+        (!ends).then_some(token)
+    }
+
+    fn swap_grammar(&mut self) {
+        if let Some(Drafter::Model(row)) = &mut self.drafter {
+            std::mem::swap(&mut row.grammar, &mut self.grammar);
+        }
+    }
+
+    /// Makes the guesses guesses again: neither tokens nor processors know of them.
+    pub(super) fn take_guesses_back(&mut self) {
+        let Some(row) = self.draft_row() else { return };
+        row.fresh = true;
+        let guesses = row.guesses.len();
+        self.tokens.truncate(self.tokens.len() - guesses);
+        let back = guarded("logits processor", || {
+            self.processors.rollback(guesses);
+            Ok(())
+        });
+        if let (Err(_), Some(row)) = (back, self.draft_row()) {
+            row.stopped = true;
+            self.stats.draft_stop = Some(DraftStop::Failed);
+        }
+    }
+
+    /// Guesses the tokens after its last one.
     pub(super) fn draft(&mut self) -> Vec<u32> {
-        let most = self.length_max.saturating_sub(self.tokens.len() + 1);
+        let most = self.guesses_max();
         let drafter = self.drafter.as_mut().filter(|_| self.tokens.len() > self.prompt_len);
         drafter.map_or_else(Vec::new, |drafter| drafter.propose(&self.tokens, most))
     }
@@ -382,13 +444,13 @@ impl Active {
         let Some(&logprob) = self.logprobs.get(token as usize) else {
             return Err(RequestError::SampledToken { token, vocab: self.logprobs.len() });
         };
+        if let Some(grammar) = &mut self.grammar {
+            guarded("grammar", || Ok(grammar.accept(token)?))?;
+        }
         guarded("logits processor", || {
             self.processors.accept(token);
             Ok(())
         })?;
-        if let Some(grammar) = &mut self.grammar {
-            guarded("grammar", || Ok(grammar.accept(token)?))?;
-        }
         Ok(Draw { token, logprob, top: top_logprobs(&self.logprobs, self.top_logprobs) })
     }
 

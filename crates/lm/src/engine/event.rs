@@ -1,6 +1,6 @@
 //! What comes out of the engine.
 
-use super::{PromptToken, RequestError};
+use super::{DraftStop, PromptToken, RequestError};
 
 /// One thing that happened to a request in a step.
 #[derive(Debug)]
@@ -77,6 +77,8 @@ pub struct Stats {
     pub drafted_tokens: usize,
     /// Guesses that were right.
     pub accepted_tokens: usize,
+    /// Why the draft model guesses nothing at the moment; `None` while it does, and without one.
+    pub draft_stop: Option<DraftStop>,
     /// How often the request gave its keys and values up to others, and ran its tokens again.
     pub preemptions: usize,
     /// From submission to the first token.

@@ -19,7 +19,7 @@ mod watch;
 
 pub use batch::{BatchGenerator, BatchStats};
 pub use choices::{Reply, Score, Vote, majority_vote};
-pub use draft::NgramSpeculation;
+pub use draft::{DraftError, DraftModel, DraftSpeculation, DraftStop, NgramSpeculation, Speculation};
 pub use event::{Event, FinishReason, Stats, Update};
 pub use generation::Generation;
 pub use observe::{Pooling, PromptLogprobs, PromptToken};
@@ -36,6 +36,7 @@ use crate::models::{Model, StepInputs};
 use crate::prompt_cache::{Identity, PromptCache, PromptCacheError, PromptCacheFile};
 use crate::text::{EosSet, Tokenizer};
 use active::Active;
+use draft::Draft;
 use lmx_tensor::Tensor;
 use lmx_tensor::kernels::attention::KvType;
 use root::root;
@@ -90,6 +91,26 @@ impl Default for EngineOptions {
     }
 }
 
+impl EngineOptions {
+    /// The empty store of a model's keys and values.
+    fn store(&self, model: &dyn Model, ty: KvType, memory: usize) -> Result<KvStore, KvQuantError> {
+        let spec = crate::models::kv_spec(model, ty);
+        let spec = match self.kv_window {
+            Some(window) => spec.bounded(window),
+            None => spec,
+        };
+        let spec = match self.kv_quantization {
+            Some(how) => spec.quantized(how)?,
+            None => spec,
+        };
+        let kv = KvStore::new(spec, memory);
+        Ok(match self.prefix_cache {
+            Some(limits) => kv.with_prefixes(limits),
+            None => kv,
+        })
+    }
+}
+
 /// Runs requests over one model.
 pub struct Engine {
     model: Box<dyn Model>,
@@ -104,6 +125,7 @@ pub struct Engine {
     left: Vec<(RequestId, PromptCache)>,
     next_id: u64,
     clock: Clock,
+    draft: Option<Draft>,
 }
 
 impl Engine {
@@ -117,24 +139,26 @@ impl Engine {
         eos: EosSet,
         options: EngineOptions,
     ) -> Result<Self, KvQuantError> {
-        let spec = crate::models::kv_spec(&*model, options.kv_type);
-        let spec = match options.kv_window {
-            Some(window) => spec.bounded(window),
-            None => spec,
-        };
-        let spec = match options.kv_quantization {
-            Some(how) => spec.quantized(how)?,
-            None => spec,
-        };
-        let kv = KvStore::new(spec, options.kv_memory);
-        let kv = match options.prefix_cache {
-            Some(limits) => kv.with_prefixes(limits),
-            None => kv,
-        };
+        let kv = options.store(&*model, options.kv_type, options.kv_memory)?;
         let (waiting, running) = (VecDeque::new(), Vec::new());
         let clock = Clock::new(Box::new(Instant::now));
-        let left = Vec::new();
-        Ok(Self { model, tokenizer, eos, options, kv, waiting, running, left, next_id: 0, clock })
+        let (left, draft) = (Vec::new(), None);
+        Ok(Self { model, tokenizer, eos, options, kv, waiting, running, left, next_id: 0, clock, draft })
+    }
+
+    /// The same engine with a draft model, which guesses for the requests that ask for it ([`Speculation::Draft`]).
+    ///
+    /// # Errors
+    /// [`DraftError`]: a model with recurrent state, or tokenizers that differ.
+    pub fn with_draft(mut self, draft: DraftModel) -> Result<Self, DraftError> {
+        self.draft = Some(Draft::new(draft, &*self.model, &self.tokenizer, &self.options)?);
+        Ok(self)
+    }
+
+    /// The draft model's keys and values, if there is one.
+    #[must_use]
+    pub fn draft_kv(&self) -> Option<&KvStore> {
+        self.draft.as_ref().map(Draft::kv)
     }
 
     /// The model.
@@ -213,6 +237,9 @@ impl Engine {
     pub fn submit(&mut self, mut request: Request) -> Result<RequestId, RequestError> {
         if self.clock.is_closing() {
             return Err(RequestError::Shutdown);
+        }
+        if matches!(request.speculation, Some(Speculation::Draft(_))) && self.draft.is_none() {
+            return Err(RequestError::NoDraft);
         }
         self.encode(&mut request)?;
         let now = self.clock.now();
@@ -337,9 +364,17 @@ impl Engine {
         self.left.clear();
         self.expire(&mut updates);
         self.admit();
+        if let Some(draft) = &mut self.draft {
+            draft.propose(&mut self.running, &self.kv, self.options.prefill_step_size, &self.eos);
+        }
         let (inputs, plan) = self.schedule(&mut updates);
         if !plan.is_empty() {
+            let start = Instant::now();
             self.run(&inputs, &plan, &mut updates);
+            let decodes = plan.iter().all(|planned| planned.rows.len() == planned.count);
+            if let Some(draft) = self.draft.as_mut().filter(|_| decodes) {
+                draft.costs.add_target(inputs.tokens.len(), start.elapsed());
+            }
         }
         self.settle();
         if updates.iter().any(|(_, update)| matches!(update, Update::Token(_))) {

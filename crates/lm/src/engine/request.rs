@@ -1,6 +1,6 @@
 //! What goes into the engine.
 
-use super::{NgramSpeculation, Pooling, PromptLogprobs};
+use super::{Pooling, PromptLogprobs, Speculation};
 use crate::adapter::Adapter;
 use crate::grammar::{Grammar, GrammarError};
 use crate::prompt_cache::PromptCache;
@@ -35,7 +35,7 @@ pub struct Request {
     /// log-probabilities are those among the tokens that it allows.
     pub grammar: Option<Grammar>,
     /// Guesses of the tokens that follow; they change how fast the reply comes, never what it is.
-    pub speculation: Option<NgramSpeculation>,
+    pub speculation: Option<Speculation>,
     /// What changes the model's weights for this request; loaded for the engine's model.
     pub adapter: Option<Adapter>,
     /// Keep the cache when the request has finished: for [`super::Engine::extract_cache`] until the next step, or in the
@@ -136,6 +136,9 @@ pub enum RequestError {
         "speculation is not possible with this model: its recurrent state cannot be taken back token by token"
     )]
     Speculation,
+    /// The engine has nothing to guess with.
+    #[error("speculation with a draft model was asked for, but the engine has none")]
+    NoDraft,
     /// The grammar cannot go on.
     #[error(transparent)]
     Grammar(#[from] GrammarError),

@@ -210,6 +210,9 @@ impl Engine {
     fn preempt(&mut self, index: usize) {
         let fresh = self.kv.add();
         let active = &mut self.running[index];
+        if let Some(draft) = &mut self.draft {
+            draft.release(active);
+        }
         let (sequence, held) = (active.sequence(), self.kv.len(active.sequence()));
         match active.prefix(held) {
             Some(entry) => self.kv.set_aside(sequence, &entry),
@@ -264,6 +267,10 @@ impl Engine {
 
     /// Frees a sequence; what it holds is kept for prompts that begin like it.
     pub(super) fn retire(&mut self, active: Active) {
+        let mut active = active;
+        if let Some(draft) = &mut self.draft {
+            draft.release(&mut active);
+        }
         let sequence = active.sequence();
         match active.prefix(self.kv.len(sequence)).filter(|_| !active.failed()) {
             Some(entry) => self.kv.leave_prefix(sequence, &entry),

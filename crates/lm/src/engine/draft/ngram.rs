@@ -1,9 +1,4 @@
-//! Speculation: tokens that are guessed, and run together with the last one.
-//!
-//! A guess is right if the request draws that very token there, with its own key for that position. So the reply is the
-//! same with and without guesses, at every temperature; what a right guess saves is a forward pass. (Leviathan et al.,
-//! "Fast inference from transformers via speculative decoding", 2023; guesses from the text itself: Saxena, "Prompt
-//! lookup decoding", 2023.)
+//! Guesses from the text itself. (Saxena, "Prompt lookup decoding", 2023.)
 
 use crate::sample::ParamError;
 
@@ -44,7 +39,7 @@ impl NgramSpeculation {
 /// One request's guesses. How many there are follows from how many were right: a step with wrong ones costs more than
 /// a step without.
 #[derive(Clone, Debug)]
-pub(super) struct Drafter {
+pub(in crate::engine) struct NgramDrafter {
     options: NgramSpeculation,
     /// How many are guessed at once, for now.
     depth: usize,
@@ -54,13 +49,13 @@ pub(super) struct Drafter {
     failures: u32,
 }
 
-impl Drafter {
-    pub(super) fn new(options: NgramSpeculation) -> Self {
+impl NgramDrafter {
+    pub(in crate::engine) fn new(options: NgramSpeculation) -> Self {
         Self { options, depth: options.draft_tokens, pause: 0, failures: 0 }
     }
 
     /// Guesses what follows `tokens`, at most `most` tokens; often nothing.
-    pub(super) fn propose(&mut self, tokens: &[u32], most: usize) -> Vec<u32> {
+    pub(in crate::engine) fn propose(&mut self, tokens: &[u32], most: usize) -> Vec<u32> {
         if self.pause > 0 {
             self.pause -= 1;
             return Vec::new();
@@ -75,7 +70,7 @@ impl Drafter {
     }
 
     /// `right` of `guessed` tokens, at least 1, were right.
-    pub(super) fn learn(&mut self, guessed: usize, right: usize) {
+    pub(in crate::engine) fn learn(&mut self, guessed: usize, right: usize) {
         const LONGEST_PAUSE: u32 = 6;
         if right == 0 {
             self.failures += 1;
@@ -95,7 +90,7 @@ mod tests {
 
     #[test]
     fn guesses_are_what_followed_last_time() {
-        let mut drafter = Drafter::new(NgramSpeculation { ngram: 2, draft_tokens: 3 });
+        let mut drafter = NgramDrafter::new(NgramSpeculation { ngram: 2, draft_tokens: 3 });
         assert_eq!(drafter.propose(&[1, 2, 3, 4, 5, 6, 1, 2], 9), [3, 4, 5]);
         assert_eq!(drafter.propose(&[1, 2, 3, 4, 1, 2, 9, 1, 2], 9), [9, 1, 2], "the latest");
         assert_eq!(drafter.propose(&[5, 1, 2, 1, 2], 9), [1, 2, 1], "round and round");
@@ -109,9 +104,9 @@ mod tests {
 
     #[test]
     fn wrong_guesses_make_it_pause_and_right_ones_bold() {
-        let mut drafter = Drafter::new(NgramSpeculation { ngram: 1, draft_tokens: 8 });
+        let mut drafter = NgramDrafter::new(NgramSpeculation { ngram: 1, draft_tokens: 8 });
         let text = [5, 1, 2, 3, 4, 6, 7, 8, 9, 5];
-        let guesses = |drafter: &mut Drafter| drafter.propose(&text, 99).len();
+        let guesses = |drafter: &mut NgramDrafter| drafter.propose(&text, 99).len();
         assert_eq!(guesses(&mut drafter), 8);
         drafter.learn(8, 0);
         assert_eq!([guesses(&mut drafter), guesses(&mut drafter)], [0, 1]);
