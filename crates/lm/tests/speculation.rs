@@ -49,7 +49,7 @@ fn request(index: u64, speculation: Option<NgramSpeculation>) -> Request {
         seed: Some(index),
         ignore_eos: !index.is_multiple_of(5),
         top_logprobs: 2,
-        speculation,
+        speculation: speculation.map(Into::into),
         ..Request::new(tokens, 60 + index as usize % 9)
     }
 }

@@ -228,6 +228,9 @@ impl Engine {
     /// Forgets what requests left for others, except in a folder.
     pub fn clear_prefixes(&mut self) {
         self.kv.clear_prefixes();
+        if let Some(draft) = &mut self.draft {
+            draft.clear_prefixes();
+        }
     }
 
     /// Queues a request.

@@ -146,7 +146,7 @@ impl Requests {
         }
         if self.limits.speculates && one_in(2) {
             request.speculation =
-                Some(NgramSpeculation { ngram: 1 + index % 3, draft_tokens: 1 + index % 8 });
+                Some(NgramSpeculation { ngram: 1 + index % 3, draft_tokens: 1 + index % 8 }.into());
         }
         request.tokens = tokens;
         request.max_tokens = Some(random.below(self.limits.most_new + 1));

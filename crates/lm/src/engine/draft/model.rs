@@ -185,6 +185,10 @@ impl Draft {
         &self.kv
     }
 
+    pub(in crate::engine) fn clear_prefixes(&mut self) {
+        self.kv.clear_prefixes();
+    }
+
     /// Guesses for all sequences that decode, each position as one batch. `kv` are the engine's; at most `chunk` tokens
     /// are run to catch up, and who has not caught up decodes without guesses.
     pub(in crate::engine) fn propose(
