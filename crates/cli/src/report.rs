@@ -97,6 +97,9 @@ pub(crate) fn say_statistics(outcome: &Outcome, notices: &Notices) {
         let (right, all) = (stats.accepted_tokens, stats.drafted_tokens);
         terminal::say(&format!("Drafts: {right} of {all} tokens accepted"));
     }
+    if let Some(why) = stats.draft_stop {
+        terminal::say(&format!("Drafts: none at the end, because {why}"));
+    }
     if stats.preemptions > 0 {
         terminal::say(&format!("Preemptions: {}", stats.preemptions));
     }
@@ -119,6 +122,7 @@ pub(crate) fn json(outcome: &Outcome, model: &str, kv_format: &str, notices: &No
         "drafted_tokens": stats.drafted_tokens,
         "accepted_tokens": stats.accepted_tokens,
         "preemptions": stats.preemptions,
+        "draft_stop": stats.draft_stop.map(|why| why.to_string()),
         "prompt_tps": stats.prompt_tps(),
         "generation_tps": stats.generation_tps(),
         "ttft_ms": stats.first_token_seconds * 1e3,

@@ -10,12 +10,13 @@ use crate::progress::Progress;
 use crate::report::Notices;
 use lmx::cache::{KvQuantization, KvWindow, LayerKv, Policy};
 use lmx::checkpoint::{Checkpoint, OpenOptions};
-use lmx::engine::{Engine, EngineOptions};
+use lmx::engine::{DraftModel, Engine, EngineOptions};
 use lmx::grammar::{Form, Grammar};
+use lmx::models::{Model, kv_spec};
 use lmx::prompt_cache::{Identity, PromptCache, PromptCacheFile};
 use lmx::sample::SamplingParams;
 use lmx::text::{ChatPrompt, ChatTemplate, RenderOptions, SpecialContent, TemplateError, Tokenizer};
-use lmx::{Adapter, AdapterFiles, LoadError, LoadOptions, Loaded};
+use lmx::{Adapter, AdapterFiles, KvType, LoadError, LoadOptions, Loaded};
 
 use serde_json::{Map, Value};
 use std::sync::Arc;
@@ -124,6 +125,33 @@ pub(crate) enum Tail {
     Closed,
 }
 
+/// The models of a session.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Models<'a> {
+    pub(crate) model: &'a ModelArgs,
+    /// `--draft-model`
+    pub(crate) draft: Option<&'a str>,
+}
+
+impl<'a> From<&'a ModelArgs> for Models<'a> {
+    fn from(model: &'a ModelArgs) -> Self {
+        Self { model, draft: None }
+    }
+}
+
+/// What was loaded of [`Models`].
+struct LoadedModels {
+    model: Loaded,
+    draft: Option<Loaded>,
+}
+
+/// The bytes of `memory` that go to the draft model: for as many tokens as the model itself gets.
+fn draft_share(memory: usize, [model, draft]: [(&dyn Model, KvType); 2]) -> usize {
+    let [model, draft] =
+        [model, draft].map(|(model, ty)| kv_spec(model, ty).bytes_per_token().max(1) as u128);
+    (memory as u128 * draft / (model + draft)) as usize
+}
+
 /// Says what `--max-kv-size` does to which layers.
 fn note_window(window: KvWindow, layers: &[LayerKv], notices: &mut Notices) {
     let full = layers.iter().filter(|layer| layer.policy == Policy::Full).count();
@@ -140,12 +168,12 @@ fn note_window(window: KvWindow, layers: &[LayerKv], notices: &mut Notices) {
 }
 
 impl Session {
-    /// Loads the model for requests that run together.
+    /// Loads the models for requests that run together.
     ///
     /// # Errors
     /// Whatever is wrong with the model's files, or with the words for them.
-    pub(crate) fn open(
-        model: &ModelArgs,
+    pub(crate) fn open<'a>(
+        models: impl Into<Models<'a>>,
         adapter: &AdapterArgs,
         run: &RunArgs,
         template: &TemplateArgs,
@@ -153,6 +181,7 @@ impl Session {
         concurrency: Concurrency,
         notices: &mut Notices,
     ) -> Result<Self, End> {
+        let Models { model, draft } = models.into();
         if model.trust_remote_code {
             notices.add("--trust-remote-code has no effect: lmx never runs code of a model folder");
         }
@@ -170,6 +199,12 @@ impl Session {
         };
         let mut progress = Progress::new("loading");
         let mut show = |done, total| progress.set(done as u64, total as u64);
+        let draft = draft.map(|name| {
+            let open = OpenOptions { revision: None, ..options.open.clone() };
+            let options = LoadOptions { open, extra_eos: Vec::new(), ..options.clone() };
+            lmx::load_with_progress(name, &options, &mut show)
+        });
+        let draft = draft.transpose().map_err(|error| anyhow::Error::new(error).context("--draft-model"))?;
         let loaded = lmx::load_with_progress(model.name(), &options, &mut show);
         drop(progress);
         let loaded = loaded.map_err(|error| match error {
@@ -178,12 +213,13 @@ impl Session {
         })?;
         device::notice().into_iter().for_each(|notice| notices.add(notice));
         loaded.notices.iter().for_each(|notice| notices.add(notice.as_str()));
+        let loaded = LoadedModels { model: loaded, draft };
         Self::with(loaded, adapter.as_ref(), run, template, reuse, concurrency, notices)
     }
 
     /// The engine and the template of what was loaded.
     fn with(
-        loaded: Loaded,
+        LoadedModels { model: loaded, draft }: LoadedModels,
         adapter: Option<&AdapterFiles>,
         run: &RunArgs,
         args: &TemplateArgs,
@@ -224,6 +260,7 @@ impl Session {
         }
         let newline = loaded.tokenizer.encode("\n", false).map_err(anyhow::Error::new)?;
         let eos = loaded.eos.iter().map(|(id, _)| id);
+        let xtc_special_tokens = newline.into_iter().chain(eos).collect();
         if let Some(window) = kv_window {
             note_window(window, &layers, notices);
         }
@@ -231,6 +268,17 @@ impl Session {
             Reuse::Prefixes(args) => Some(args),
             _ => None,
         };
+        let kv_memory = run.kv_memory.unwrap_or_else(device::default_kv_memory);
+        let draft = draft.map(|draft| {
+            let draft_type = device::kv_type(run.kv_dtype, draft.kv_type);
+            let models = [(&*loaded.model, kv_type), (&*draft.model, draft_type)];
+            DraftModel {
+                kv_memory: draft_share(kv_memory, models),
+                model: draft.model,
+                tokenizer: draft.tokenizer,
+                kv_type: draft_type,
+            }
+        });
         let options = EngineOptions {
             kv_window,
             kv_quantization,
@@ -239,12 +287,19 @@ impl Session {
             prompt_concurrency: concurrency.prompts,
             kv_type,
             prefix_cache: prefixes.map(|args| args.memory(kv_window.is_some())),
-            kv_memory: run.kv_memory.unwrap_or_else(device::default_kv_memory),
+            kv_memory: kv_memory - draft.as_ref().map_or(0, |draft| draft.kv_memory),
+        };
+        let engine = Engine::new(loaded.model, Arc::clone(&loaded.tokenizer), loaded.eos, options)
+            .map_err(|error| refused(&error))?;
+        let engine = match draft {
+            Some(draft) => {
+                engine.with_draft(draft).map_err(|e| anyhow::Error::new(e).context("--draft-model"))?
+            }
+            None => engine,
         };
         let mut session = Self {
-            xtc_special_tokens: newline.into_iter().chain(eos).collect(),
-            engine: Engine::new(loaded.model, Arc::clone(&loaded.tokenizer), loaded.eos, options)
-                .map_err(|error| refused(&error))?,
+            xtc_special_tokens,
+            engine,
             tokenizer: loaded.tokenizer,
             adapter,
             cache: None,

@@ -54,6 +54,7 @@ fn the_json_object_has_exactly_its_keys() {
         [
             "accepted_tokens",
             "cached_tokens",
+            "draft_stop",
             "drafted_tokens",
             "finish_reason",
             "generation_tokens",
@@ -396,4 +397,24 @@ fn guesses_change_nothing_but_the_speed() {
     generate(&model, &["--num-draft-tokens", "3"]).assert_error(2, &["--num-draft-tokens", "--ngram-spec"]);
     generate(&model, &["--ngram-n", "3"]).assert_error(2, &["--ngram-spec"]);
     generate(&model, &["--ngram-spec", "--num-draft-tokens", "99"]).assert_error(2, &["from 1 to 64", "99"]);
+}
+
+#[test]
+fn a_draft_model_changes_nothing_but_the_speed() {
+    let model = clock();
+    let words = ["--json", "--seed", "1", "-m", "60"];
+    let plain = json_of(&generate(&model, &words));
+    let draft = ["--draft-model", model.path(), "--num-draft-tokens", "4"];
+    let guessed = json_of(&generate(&model, &[&words[..], &draft].concat()));
+    assert_eq!((&guessed["text"], &guessed["token_ids"]), (&plain["text"], &plain["token_ids"]));
+    assert_eq!(guessed["accepted_tokens"], guessed["drafted_tokens"], "{guessed}");
+
+    let other = hello();
+    let mismatched = generate(&model, &["--draft-model", other.path()]);
+    mismatched.assert_error(1, &["--draft-model", "the draft model's tokenizer differs"]);
+    generate(&model, &["--draft-model", "/nonexistent/model"]).assert_error(1, &["/nonexistent/model"]);
+    generate(&model, &["--draft-model", "x", "--ngram-spec"])
+        .assert_error(2, &["--draft-model", "--ngram-spec"]);
+    let many = ["--draft-model", "x", "--num-draft-tokens", "99"];
+    generate(&model, &many).assert_error(2, &["from 1 to 64", "99"]);
 }

@@ -14,7 +14,7 @@ fn refused(words: &[&str], says: &[&str]) {
 
 #[test]
 fn flags_of_mlx_lm_that_lmx_does_not_have() {
-    for words in [&["--draft-model", "x"][..], &["--quantize-activations"], &["--image", "a.png", "b.png"]] {
+    for words in [&["--quantize-activations"][..], &["--image", "a.png", "b.png"]] {
         refused(words, &[words[0], "not supported yet"]);
     }
     refused(&["-qa"], &["--quantize-activations", "-qa"]);
@@ -91,8 +91,9 @@ fn words_are_read_as_argparse_reads_them() {
         &["--extra-eos-token", "a", "b", "--seed", "1"],
         &["--trust-remote-code"],
     ] {
-        let words = [&["generate", "--model", "/nonexistent/model"], words, &["--draft-model", "4"]].concat();
-        run(&words).assert_error(2, &["--draft-model is not supported"]);
+        let words =
+            [&["generate", "--model", "/nonexistent/model"], words, &["--quantize-activations"]].concat();
+        run(&words).assert_error(2, &["--quantize-activations (-qa) is not supported"]);
     }
 }
 

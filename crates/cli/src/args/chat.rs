@@ -7,7 +7,7 @@ use super::sampling::{MaxTokens, SamplingArgs, StopArgs, max_tokens};
 use super::speculation::SpeculationArgs;
 use super::values::seed;
 use crate::end::End;
-use lmx::engine::NgramSpeculation;
+use lmx::engine::Speculation;
 use lmx::grammar::Form;
 use lmx::sample::{ProcessorParams, SamplingParams};
 
@@ -37,7 +37,7 @@ pub(crate) struct ChatArgs {
     #[command(flatten)]
     form: FormArgs,
     #[command(flatten)]
-    speculation: SpeculationArgs,
+    pub(crate) speculation: SpeculationArgs,
     #[command(flatten)]
     pub(crate) prefix: PrefixArgs,
     #[command(flatten)]
@@ -57,7 +57,7 @@ pub(crate) struct ChatOptions {
     pub(crate) processors: ProcessorParams,
     pub(crate) stop: Vec<String>,
     pub(crate) form: Option<Form>,
-    pub(crate) speculation: Option<NgramSpeculation>,
+    pub(crate) speculation: Option<Speculation>,
     pub(crate) args: Box<ChatArgs>,
 }
 

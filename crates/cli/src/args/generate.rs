@@ -10,7 +10,7 @@ use super::sampling::{MaxTokens, SamplingArgs, StopArgs, max_tokens};
 use super::speculation::SpeculationArgs;
 use super::values::{boolean, expand_escapes, seed};
 use crate::end::End;
-use lmx::engine::NgramSpeculation;
+use lmx::engine::Speculation;
 use lmx::grammar::Form;
 use lmx::sample::{ProcessorParams, SamplingParams};
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use std::path::PathBuf;
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Text goes to standard output as it is made; everything else goes to standard error.\n\
-    Flags of mlx-lm that are refused for now: --draft-model --image --quantize-activations (-qa)"
+    Flags of mlx-lm that are refused for now: --image --quantize-activations (-qa)"
 )]
 pub(crate) struct GenerateArgs {
     #[command(flatten)]
@@ -58,7 +58,7 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) prompts: PromptsArgs,
     #[command(flatten)]
-    speculation: SpeculationArgs,
+    pub(crate) speculation: SpeculationArgs,
     #[command(flatten)]
     pub(crate) prefix: PrefixArgs,
     #[command(flatten)]
@@ -90,7 +90,7 @@ pub(crate) struct GenerateOptions {
     pub(crate) processors: ProcessorParams,
     pub(crate) stop: Vec<String>,
     pub(crate) form: Option<Form>,
-    pub(crate) speculation: Option<NgramSpeculation>,
+    pub(crate) speculation: Option<Speculation>,
     pub(crate) choices: Option<Choices>,
     pub(crate) args: Box<GenerateArgs>,
 }

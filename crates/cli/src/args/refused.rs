@@ -13,7 +13,6 @@ fn refuse(refusals: &[Refusal]) -> Result<(), End> {
     }
 }
 
-const DRAFT: &str = "lmx cannot draft with a second model; --ngram-spec guesses without one";
 const ACTIVATIONS: &str = "lmx chooses the precision of activations itself; leave the flag out";
 const IMAGE: &str = "lmx runs text models only; leave the flag out";
 
@@ -24,8 +23,6 @@ pub(crate) struct RefusedByGenerate {
     image: Vec<String>,
     #[arg(long, hide = true)]
     quantize_activations: bool,
-    #[arg(long, hide = true, value_name = "MODEL")]
-    draft_model: Option<String>,
 }
 
 impl RefusedByGenerate {
@@ -35,7 +32,6 @@ impl RefusedByGenerate {
         refuse(&[
             ("--image", !self.image.is_empty(), IMAGE),
             ("--quantize-activations (-qa)", self.quantize_activations, ACTIVATIONS),
-            ("--draft-model", self.draft_model.is_some(), DRAFT),
         ])
     }
 }

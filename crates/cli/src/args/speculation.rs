@@ -2,10 +2,10 @@
 
 use super::model::positive;
 use crate::end::End;
-use lmx::engine::NgramSpeculation;
+use lmx::engine::{DraftSpeculation, NgramSpeculation, Speculation};
 use std::num::NonZeroUsize;
 
-/// Guessing from the text itself.
+/// Guessing from the text itself, or with a second model.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Speculation")]
 pub(crate) struct SpeculationArgs {
@@ -15,7 +15,11 @@ pub(crate) struct SpeculationArgs {
     /// With --ngram-spec: tokens that must be the same [default: 3]
     #[arg(long, value_name = "N", requires = "ngram_spec", value_parser = positive, allow_negative_numbers = true)]
     ngram_n: Option<NonZeroUsize>,
-    /// With --ngram-spec: tokens to guess at once at most; fewer are guessed where guesses are wrong [default: 3]
+    /// Guess what follows with a smaller model of the same vocabulary; the text is the same without
+    #[arg(long, value_name = "MODEL", conflicts_with = "ngram_spec")]
+    draft_model: Option<String>,
+    /// With --ngram-spec or --draft-model: tokens to guess at once at most; fewer are guessed where guesses are wrong
+    /// or do not pay [default: 3]
     #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
     num_draft_tokens: Option<NonZeroUsize>,
 }
@@ -25,12 +29,16 @@ impl SpeculationArgs {
     ///
     /// # Errors
     /// [`End::Usage`] naming the flag.
-    pub(crate) fn speculation(&self) -> Result<Option<NgramSpeculation>, End> {
+    pub(crate) fn speculation(&self) -> Result<Option<Speculation>, End> {
+        if self.draft_model.is_some() {
+            return self.draft().map(Some);
+        }
         if !self.ngram_spec {
             return match self.num_draft_tokens {
                 None => Ok(None),
                 Some(_) => Err(End::Usage(
-                    "--num-draft-tokens needs --ngram-spec: nothing is guessed without".into(),
+                    "--num-draft-tokens needs --ngram-spec or --draft-model: nothing is guessed without"
+                        .into(),
                 )),
             };
         }
@@ -43,6 +51,21 @@ impl SpeculationArgs {
             let flag = if error.field == "ngram" { "--ngram-n" } else { "--num-draft-tokens" };
             End::Usage(format!("{flag} must be {}, but is {}", error.allowed, error.value))
         })?;
-        Ok(Some(speculation))
+        Ok(Some(speculation.into()))
+    }
+
+    fn draft(&self) -> Result<Speculation, End> {
+        let default = DraftSpeculation::default();
+        let draft_tokens = self.num_draft_tokens.map_or(default.draft_tokens, NonZeroUsize::get);
+        let speculation = Speculation::from(DraftSpeculation { draft_tokens, ..default });
+        speculation.validate().map_err(|error| {
+            End::Usage(format!("--num-draft-tokens must be {}, but is {}", error.allowed, error.value))
+        })?;
+        Ok(speculation)
+    }
+
+    /// The model that guesses, if one does.
+    pub(crate) fn draft_model(&self) -> Option<&str> {
+        self.draft_model.as_deref()
     }
 }

@@ -12,7 +12,7 @@ use crate::end::End;
 use crate::env;
 use crate::report::{self, Notices};
 use crate::running::{self, Outcome};
-use crate::session::{Concurrency, Reuse, Session, Tail, notice_dropped_system};
+use crate::session::{Concurrency, Models, Reuse, Session, Tail, notice_dropped_system};
 use crate::terminal::{self, Reply};
 use anyhow::anyhow;
 use lmx::engine::{FinishReason, Request};
@@ -25,7 +25,7 @@ pub(crate) fn run(options: &ChatOptions) -> Result<(), End> {
     let args = &options.args;
     let mut notices = Notices::new(false);
     let session = Session::open(
-        &args.model,
+        Models { model: &args.model, draft: args.speculation.draft_model() },
         &args.adapter,
         &args.run,
         &args.template,

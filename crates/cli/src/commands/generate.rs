@@ -8,7 +8,7 @@ use crate::chat::conversation::message;
 use crate::end::End;
 use crate::report::{self, Notices};
 use crate::running::{self, Outcome};
-use crate::session::{Concurrency, Reuse, Session, Tail, notice_dropped_system};
+use crate::session::{Concurrency, Models, Reuse, Session, Tail, notice_dropped_system};
 use crate::terminal::{self, Reply};
 use anyhow::{Context, bail};
 use lmx::engine::{FinishReason, Request};
@@ -47,9 +47,10 @@ pub(crate) fn run(options: &GenerateOptions) -> Result<(), End> {
         Some(file) => args.model.or(&file.notes().model),
         None => args.model.clone(),
     };
+    let models = Models { model: &model, draft: args.speculation.draft_model() };
     let concurrency = Concurrency::of(RUNNING);
     let mut session =
-        Session::open(&model, &args.adapter, &args.run, &args.template, reuse, concurrency, &mut notices)?;
+        Session::open(models, &args.adapter, &args.run, &args.template, reuse, concurrency, &mut notices)?;
     let tokens = match &file {
         Some(file) => {
             cached::note_late_quantization(file, args, &mut notices);

@@ -11,7 +11,7 @@ use crate::prompts::input::{AdapterChoice, Line, Lines, Source, Stop};
 use crate::prompts::output::Output;
 use crate::report::{self, Notices};
 use crate::running::Outcome;
-use crate::session::{Reuse, Session, Tail, notice_dropped_system};
+use crate::session::{Models, Reuse, Session, Tail, notice_dropped_system};
 use crate::terminal;
 use anyhow::{Context, anyhow};
 use lmx::engine::{FinishReason, Request, RequestId, Stats, Update};
@@ -33,7 +33,7 @@ pub(crate) fn run(options: &GenerateOptions, path: &Path) -> Result<(), End> {
     let mut notices = Notices::new(false);
     let concurrency = args.prompts.concurrency();
     let session = Session::open(
-        &args.model,
+        Models { model: &args.model, draft: args.speculation.draft_model() },
         &args.adapter,
         &args.run,
         &args.template,
