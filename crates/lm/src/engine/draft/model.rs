@@ -123,6 +123,13 @@ impl DraftRow {
             let gone = if trimmed.is_ok() { fork } else { std::mem::replace(&mut self.sequence, fork) };
             gone.into_iter().for_each(|sequence| kv.remove(sequence));
         }
+        // Where no token came, the last one is run again for its logits.
+        if let Some(sequence) = self.sequence.filter(|&sequence| kv.len(sequence) >= tokens.len())
+            && kv.trim(sequence, 1).is_err()
+        {
+            kv.remove(sequence);
+            self.sequence = None;
+        }
         if let Some(own) = &mut self.grammar {
             let wrong = self.guesses.len() - right;
             let mut follow = || -> Result<(), GrammarError> {
