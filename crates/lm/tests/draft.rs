@@ -325,14 +325,14 @@ fn a_hundred_thousand_draws_follow_the_model() {
         let mut engine = drafted("llama-f32", "llama-q4", options);
         let requests = (1..=500).map(|seed| Request { top_logprobs: 64, ..request(seed, 1.0, speculation) });
         let (mut counts, mut accepted) = ([0.0; BINS], 0);
-        for events in events(&mut engine, requests.collect()) {
+        for (index, events) in events(&mut engine, requests.collect()).into_iter().enumerate() {
             accepted += events.last().unwrap().stats.accepted_tokens;
             for (place, event) in events.iter().enumerate() {
                 // Where the draw lies in the distribution, likely tokens first, and where within the token by another
                 // number: if draws follow the distribution this is uniform, whatever came before.
                 let p = |&(_, logprob): &(u32, f32)| f64::from(logprob).exp();
                 let rank = event.top.iter().position(|&(id, _)| Some(id) == event.token).unwrap();
-                let within = (place as f64 * 0.618_033_988_75 + accepted as f64 * 0.414_213_562).fract();
+                let within = (place as f64 * 0.618_033_988_75 + index as f64 * 0.414_213_562).fract();
                 let u = event.top[..rank].iter().map(p).sum::<f64>() + within * p(&event.top[rank]);
                 counts[((u * BINS as f64) as usize).min(BINS - 1)] += 1.0;
             }

@@ -4,12 +4,14 @@
 mod text_data;
 
 use lmx::cache::{KvStore, LayerKv};
-use lmx::engine::{Engine, EngineOptions, FinishReason, Request, RequestError, Update};
+use lmx::engine::{
+    DraftModel, DraftSpeculation, Engine, EngineOptions, FinishReason, Request, RequestError, Update,
+};
 use lmx::grammar::{Form, Grammar, GrammarError, Grammars};
 use lmx::models::{ForwardError, LinearVisitor, Model, StepInputs};
 use lmx::sample::SamplingParams;
 use lmx::text::{EosSet, EosSource, Tokenizer};
-use lmx::{Device, Isa};
+use lmx::{Device, Isa, KvType};
 use lmx_tensor::{RowAdapters, Tensor};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -18,6 +20,8 @@ use std::sync::Arc;
 /// Logits that depend on nothing but the last token and its position.
 struct Noise {
     vocab: usize,
+    /// Changes the logits at every third position.
+    salt: u64,
     device: Device,
 }
 
@@ -34,7 +38,8 @@ impl Model for Noise {
 
     fn head(&self, hidden: &Tensor, rows: &[usize], _: &RowAdapters) -> Result<Tensor, ForwardError> {
         let logit = |row: &[f32], id: usize| {
-            let seed = (row[0] as u64) << 40 | (row[1] as u64) << 20 | id as u64;
+            let salt = if row[1] as u64 % 3 == 0 { self.salt } else { 0 };
+            let seed = ((row[0] as u64) << 40 | (row[1] as u64) << 20 | id as u64) ^ salt;
             let mixed = (seed ^ seed >> 17).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(31);
             (mixed.wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 40) as f32 / 2e6
         };
@@ -87,8 +92,19 @@ fn world(kind: &str) -> World {
 }
 
 impl World {
+    fn noise(&self, salt: u64) -> Box<Noise> {
+        Box::new(Noise { vocab: self.vocab, salt, device: Device::cpu(Isa::best(), 1) })
+    }
+
+    /// With a draft model that is often wrong.
+    fn drafted(&self, max_running: usize) -> Engine {
+        let (model, tokenizer) = (self.noise(0x5eed << 44), Arc::clone(&self.tokenizer));
+        let draft = DraftModel { model, tokenizer, kv_type: KvType::F32, kv_memory: usize::MAX };
+        self.engine(max_running).with_draft(draft).unwrap()
+    }
+
     fn engine(&self, max_running: usize) -> Engine {
-        let model = Box::new(Noise { vocab: self.vocab, device: Device::cpu(Isa::best(), 1) });
+        let model = self.noise(0);
         let options = EngineOptions { max_running, ..EngineOptions::default() };
         Engine::new(model, Arc::clone(&self.tokenizer), self.eos.clone(), options).unwrap()
     }
@@ -106,6 +122,11 @@ fn request(grammar: Grammar, seed: u64, max_tokens: usize) -> Request {
     let sampling = SamplingParams { temperature: 1.0, ..SamplingParams::default() };
     let prompt = vec![seed as u32 % 50 + 1];
     Request { sampling, seed: Some(seed), grammar: Some(grammar), ..Request::new(prompt, max_tokens) }
+}
+
+fn drafting(request: Request) -> Request {
+    let speculation = DraftSpeculation { draft_tokens: 4, adaptive: false };
+    Request { speculation: Some(speculation.into()), ..request }
 }
 
 /// What each request got, in order.
@@ -172,12 +193,17 @@ fn a_hundred_of_a_hundred_are_valid_alone_and_in_a_batch() {
     }
     let complete = batched.iter().filter(|(_, finish)| *finish == Some(FinishReason::Stop)).count();
     assert_eq!(complete, 100);
+    let requests = (0..100).map(|seed| drafting(request(world.form(schema()), seed, 1500))).collect();
+    assert_eq!(replies(&mut world.drafted(8), requests), batched);
 }
 
 #[test]
 fn a_cut_reply_says_length() {
     let world = world("byte_level");
     let (text, finish) = world.run(&schema(), 1, 4);
+    let guessed =
+        replies(&mut world.drafted(1), vec![drafting(request(world.form(schema()), 1, 4))]).remove(0);
+    assert_eq!(guessed, (text.clone(), finish));
     assert_eq!(finish, Some(FinishReason::Length));
     assert!(text.starts_with('{') && serde_json::from_str::<Value>(&text).is_err(), "{text}");
 }
