@@ -8,8 +8,8 @@ mod schedule_requests;
 use golden_cases::Case;
 use lmx::cache::{KvQuantization, KvWindow, PrefixCacheOptions};
 use lmx::checkpoint::{Checkpoint, OpenOptions};
-use lmx::engine::{Engine, EngineOptions, Request, RequestError, RequestId, Update};
-use lmx::models::Decoder;
+use lmx::engine::{DraftModel, Engine, EngineOptions, Request, RequestError, RequestId, Update};
+use lmx::models::{Decoder, Model};
 use lmx::sample::Key;
 use lmx::text::{EosSet, EosSource, Tokenizer};
 use lmx::{Device, Isa, KvType};
@@ -20,21 +20,38 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// An engine over a tiny model whose context is 4,096 tokens.
-fn engine(case: &str, options: EngineOptions) -> Engine {
+/// A tiny model whose context is 4,096 tokens.
+fn model(case: &str) -> Box<dyn Model> {
     let mut case = Case::read(case);
     case.config["max_position_embeddings"] = json!(4096);
     let disk = case.on_disk();
     let checkpoint = Checkpoint::open(&disk.path, &OpenOptions::default()).unwrap();
     let device = Device::cpu(Isa::best(), 2);
-    let model = Decoder::load(&checkpoint, checkpoint.describe().unwrap(), &device, &mut |_, _| {}).unwrap();
+    Box::new(Decoder::load(&checkpoint, checkpoint.describe().unwrap(), &device, &mut |_, _| {}).unwrap())
+}
+
+fn tokenizer() -> Arc<Tokenizer> {
     // Any tokenizer will do: the model's text means nothing.
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/text/byte_level");
-    let tokenizer = Tokenizer::from_folder(&folder).unwrap();
+    Arc::new(Tokenizer::from_folder(&folder).unwrap())
+}
+
+fn engine(case: &str, options: EngineOptions) -> Engine {
     let mut eos = EosSet::default();
     eos.insert(33, EosSource::Config);
     let options = EngineOptions { kv_type: KvType::F32, ..options };
-    Engine::new(Box::new(model), Arc::new(tokenizer), eos, options).unwrap()
+    Engine::new(model(case), tokenizer(), eos, options).unwrap()
+}
+
+/// With a draft model that has room for a few sequences only.
+fn drafted(case: &str, options: EngineOptions) -> Engine {
+    let engine = engine(case, options);
+    if !engine.model().states().is_empty() {
+        return engine;
+    }
+    let kv_memory = engine.kv().spec().peak_bytes(1700) * 2;
+    let draft = DraftModel { model: model(case), tokenizer: tokenizer(), kv_type: KvType::F32, kv_memory };
+    engine.with_draft(draft).unwrap()
 }
 
 /// `schedules` schedules of 64 requests.
@@ -46,8 +63,9 @@ fn check(case: &str, schedules: u64, options: EngineOptions) {
     let expected = solo(&mut engine(case, options), &requests);
     let mut sum = Tally::default();
     for seed in 0..schedules {
-        let mut engine = engine(case, tight(options, &roomy, &requests, seed, schedules));
+        let mut engine = drafted(case, tight(options, &roomy, &requests, seed, schedules));
         sum += run_schedule(&mut engine, &requests, &expected, seed, &format!("{case}, schedule {seed}"));
+        assert_eq!(engine.draft_kv().map_or(0, |kv| kv.budget().used()), 0, "{case}: the draft's too");
     }
     println!("{case}: {sum:?}");
     assert!(sum.finished > 30 * schedules as usize && sum.cancelled > 0, "{case}: {sum:?}");

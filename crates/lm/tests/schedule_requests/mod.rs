@@ -10,7 +10,9 @@
 use crate::golden_cases::{Stored, Tensors, write_safetensors};
 use lmx::cache::PrefixCacheOptions;
 use lmx::checkpoint::OpenOptions;
-use lmx::engine::{Engine, EngineOptions, Event, FinishReason, NgramSpeculation, Request, RequestId, Update};
+use lmx::engine::{
+    DraftSpeculation, Engine, EngineOptions, Event, FinishReason, NgramSpeculation, Request, RequestId, Update,
+};
 use lmx::grammar::{Form, Grammar};
 use lmx::models::{LinearRole, Model};
 use lmx::sample::{ProcessorParams, SampleError, SamplingParams};
@@ -145,8 +147,11 @@ impl Requests {
             request.logits_processors.push(Box::new(shy_of_repeats));
         }
         if self.limits.speculates && one_in(2) {
-            request.speculation =
-                Some(NgramSpeculation { ngram: 1 + index % 3, draft_tokens: 1 + index % 8 }.into());
+            let draft_tokens = 1 + index % 8;
+            request.speculation = Some(match index % 3 {
+                0 => DraftSpeculation { draft_tokens, adaptive: false }.into(),
+                ngram => NgramSpeculation { ngram, draft_tokens }.into(),
+            });
         }
         request.tokens = tokens;
         request.max_tokens = Some(random.below(self.limits.most_new + 1));
@@ -192,11 +197,12 @@ pub fn tight(
     }
 }
 
-/// What each request gets alone.
+/// What each request gets alone, without guesses.
 pub fn solo(engine: &mut Engine, requests: &Requests) -> Vec<Essence> {
     let adapters = adapters(engine.model());
     let alone = |index| -> Vec<Event> {
-        engine.generate(requests.make(index, &adapters)).unwrap().map(Result::unwrap).collect()
+        let request = Request { speculation: None, ..requests.make(index, &adapters) };
+        engine.generate(request).unwrap().map(Result::unwrap).collect()
     };
     (0..requests.limits.count).map(alone).map(|events| essence(&events)).collect()
 }
