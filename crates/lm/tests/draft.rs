@@ -98,7 +98,7 @@ fn events(engine: &mut Engine, requests: Vec<Request>) -> Vec<Vec<Event>> {
             match update {
                 Update::Token(event) => events[ids.iter().position(|&i| i == id).unwrap()].push(event),
                 Update::Failed(error) => panic!("{error}"),
-                Update::Prefill { .. } => {}
+                Update::Prefill { .. } | Update::Prompt(_) | Update::Embedding(_) => {}
             }
         }
     }

@@ -131,7 +131,7 @@ impl<'a> BatchGenerator<'a> {
 
     fn note(&mut self, id: RequestId, update: &Update) {
         match update {
-            Update::Prefill { .. } => {}
+            Update::Prefill { .. } | Update::Prompt(_) | Update::Embedding(_) => {}
             Update::Token(Event { stats, finish, .. }) => {
                 if let Some(open) = self.open.get_mut(&id) {
                     open.clone_from(stats);

@@ -11,7 +11,8 @@ use crate::golden_cases::{Stored, Tensors, write_safetensors};
 use lmx::cache::PrefixCacheOptions;
 use lmx::checkpoint::OpenOptions;
 use lmx::engine::{
-    DraftSpeculation, Engine, EngineOptions, Event, FinishReason, NgramSpeculation, Request, RequestId, Update,
+    DraftSpeculation, Engine, EngineOptions, Event, FinishReason, NgramSpeculation, Request, RequestId,
+    Update,
 };
 use lmx::grammar::{Form, Grammar};
 use lmx::models::{LinearRole, Model};
