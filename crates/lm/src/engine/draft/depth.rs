@@ -82,8 +82,10 @@ pub(super) struct Depth {
     right: f64,
     /// Steps without guesses that are still to come.
     pause: u32,
-    /// Pauses since guesses last paid.
+    /// Pauses since guesses last paid for a while.
     pauses: u32,
+    /// Rounds with guesses since the last pause.
+    paying: u32,
     rounds: u32,
 }
 
@@ -100,7 +102,7 @@ impl Depth {
     const REMEASURE: u32 = 64;
 
     pub(super) fn new(options: DraftSpeculation) -> Self {
-        Self { options, tested: 0.0, right: 0.0, pause: 0, pauses: 0, rounds: 0 }
+        Self { options, tested: 0.0, right: 0.0, pause: 0, pauses: 0, paying: 0, rounds: 0 }
     }
 
     /// How many tokens to guess in a step of so many `sequences`; `None` if guesses do not pay, 0 if there is only a
@@ -132,12 +134,14 @@ impl Depth {
         if best.1 == 0 {
             self.pause = Self::PAUSE << self.pauses.min(Self::DOUBLINGS);
             self.pauses += 1;
+            self.paying = 0;
             // Texts change: what was learnt counts less after a pause.
             self.tested /= 2.0;
             self.right /= 2.0;
             return None;
         }
-        if self.tested > Self::WEIGHT {
+        self.paying += 1;
+        if self.paying >= Self::PAUSE {
             self.pauses = 0;
         }
         Some(best.1)
