@@ -38,7 +38,7 @@ impl Model for Noise {
 
     fn head(&self, hidden: &Tensor, rows: &[usize], _: &RowAdapters) -> Result<Tensor, ForwardError> {
         let logit = |row: &[f32], id: usize| {
-            let salt = if row[1] as u64 % 3 == 0 { self.salt } else { 0 };
+            let salt = if (row[1] as u64).is_multiple_of(3) { self.salt } else { 0 };
             let seed = ((row[0] as u64) << 40 | (row[1] as u64) << 20 | id as u64) ^ salt;
             let mixed = (seed ^ seed >> 17).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(31);
             (mixed.wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 40) as f32 / 2e6
