@@ -50,7 +50,6 @@ impl App {
 
     /// The paths.
     pub(crate) fn router(self: Arc<Self>) -> Router {
-        let limit = DefaultBodyLimit::max(self.options.limits.body_bytes);
         Router::new()
             .route("/v1/chat/completions", post(openai::chat::answer))
             .route("/chat/completions", post(openai::chat::answer))
@@ -71,7 +70,8 @@ impl App {
             .method_not_allowed_fallback(|| async {
                 ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this path does not take this method")
             })
-            .layer(limit)
+            // The body is there already, and is not too long.
+            .layer(DefaultBodyLimit::disable())
             .layer(middleware::from_fn_with_state(Arc::clone(&self), guard::check))
             .with_state(self)
     }

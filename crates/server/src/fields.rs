@@ -161,6 +161,7 @@ impl Sampling {
             seed: self.seed(),
             ignore_eos: self.ignore_eos.unwrap_or(false),
             adapter: model.adapter.clone(),
+            speculation: model.speculation,
             tokens,
             ..Request::default()
         };

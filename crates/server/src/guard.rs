@@ -3,11 +3,13 @@
 use crate::app::App;
 use crate::error::ApiError;
 use crate::metrics::Answered;
-use crate::options::ServerOptions;
+use crate::options::{Limits, ServerOptions};
+use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use http_body_util::LengthLimitError;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -150,7 +152,11 @@ pub(crate) async fn check(State(app): State<Arc<App>>, request: Request, next: N
         let open = OPEN.contains(&path.as_str());
         let key = if open { Ok(()) } else { guard.key(request.headers()).and_then(|key| guard.count(key)) };
         match key {
-            Ok(()) => next.run(request).await,
+            Ok(()) => match with_body(request, &app.options.limits).await {
+                Ok(request) => next.run(request).await,
+                Err(error) if path.starts_with("/v1/messages") => error.into_anthropic(),
+                Err(error) => error.into_response(),
+            },
             Err(error) if path.starts_with("/v1/messages") => error.into_anthropic(),
             Err(error) => error.into_response(),
         }
@@ -174,6 +180,35 @@ pub(crate) async fn check(State(app): State<Arc<App>>, request: Request, next: N
         "answered"
     );
     response
+}
+
+/// The same request with all of its body, which must come in time and not be too long.
+async fn with_body(request: Request, limits: &Limits) -> Result<Request, ApiError> {
+    let (parts, body) = request.into_parts();
+    let most = limits.body_bytes;
+    let too_long = || {
+        ApiError::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            format!("the body has more than {most} bytes (--max-body)"),
+        )
+    };
+    let said =
+        parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    if said.is_some_and(|length: u64| length > most as u64) {
+        return Err(too_long());
+    }
+    match tokio::time::timeout(limits.read_timeout, axum::body::to_bytes(body, most)).await {
+        Ok(Ok(bytes)) => Ok(Request::from_parts(parts, Body::from(bytes))),
+        Ok(Err(error)) => {
+            let long = error.into_inner().is::<LengthLimitError>();
+            Err(if long { too_long() } else { ApiError::bad("the body ended early") })
+        }
+        Err(_) => {
+            let seconds = limits.read_timeout.as_secs_f64();
+            let message = format!("the body did not come within {seconds} seconds (--read-timeout)");
+            Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, message))
+        }
+    }
 }
 
 #[cfg(test)]

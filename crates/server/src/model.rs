@@ -3,7 +3,7 @@
 use crate::error::{ApiError, ApiResult};
 use crate::worker::Worker;
 use lmx::adapter::Adapter;
-use lmx::engine::Engine;
+use lmx::engine::{Engine, Speculation};
 use lmx::grammar::{Form, Grammar, Grammars};
 use lmx::text::reply::ToolFormat;
 use lmx::text::{ChatPrompt, ChatTemplate, RenderOptions, SpecialContent, TemplateError, Tokenizer};
@@ -25,6 +25,8 @@ pub struct LoadedModel {
     pub tool_format: Option<ToolFormat>,
     /// What changes its weights, for every request.
     pub adapter: Option<Adapter>,
+    /// How tokens are guessed, for every request.
+    pub speculation: Option<Speculation>,
 }
 
 /// Loads a model by the name under which it is served; an error is for people.
@@ -41,6 +43,7 @@ pub(crate) struct Model {
     pub(crate) xtc_special_tokens: Vec<u32>,
     pub(crate) tool_format: Option<ToolFormat>,
     pub(crate) adapter: Option<Adapter>,
+    pub(crate) speculation: Option<Speculation>,
     /// Logits.
     pub(crate) vocab: usize,
     pub(crate) context_length: usize,
@@ -117,7 +120,7 @@ impl Models {
         let loaded = tokio::task::spawn_blocking(move || loader(&own)).await;
         let failed = |why: String| ApiError::unavailable(format!("the model {name} cannot be loaded: {why}"));
         let loaded = loaded.map_err(|error| failed(error.to_string()))?.map_err(failed)?;
-        let LoadedModel { engine, template, xtc_special_tokens, tool_format, adapter } = loaded;
+        let LoadedModel { engine, template, xtc_special_tokens, tool_format, adapter, speculation } = loaded;
         let (tokenizer, eos) = (Arc::clone(engine.tokenizer()), engine.eos().clone());
         let vocab = engine.model().vocab();
         let context_length = engine.model().context_length();
@@ -132,6 +135,7 @@ impl Models {
             xtc_special_tokens,
             tool_format,
             adapter,
+            speculation,
             vocab,
             context_length,
             grammars: OnceLock::new(),

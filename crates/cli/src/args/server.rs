@@ -3,8 +3,10 @@
 use super::adapter::AdapterArgs;
 use super::model::{ModelArgs, PrefixArgs, RunArgs, TemplateArgs, positive};
 use super::sampling::SamplingArgs;
+use super::speculation::SpeculationArgs;
 use super::values::{count, size};
 use crate::end::End;
+use lmx::engine::Speculation;
 use lmx_server::{Defaults, Limits, ServerOptions, Tls};
 use std::net::{IpAddr, Ipv4Addr};
 use std::num::NonZeroUsize;
@@ -13,8 +15,7 @@ use std::time::Duration;
 
 /// The words of `lmx server`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Serves OpenAI's and Anthropic's protocols; docs/server.md lists paths and fields.\n\
-    Flags of mlx-lm that are refused for now: --draft-model --num-draft-tokens")]
+#[command(after_help = "Serves OpenAI's and Anthropic's protocols; docs/server.md lists paths and fields.")]
 pub(crate) struct ServerArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
@@ -49,6 +50,8 @@ pub(crate) struct ServerArgs {
     access: AccessArgs,
     #[command(flatten)]
     limits: LimitArgs,
+    #[command(flatten)]
+    pub(crate) speculation: SpeculationArgs,
     #[command(flatten)]
     pub(crate) prefix: PrefixArgs,
     #[command(flatten)]
@@ -169,7 +172,7 @@ pub(crate) struct ServerCommand {
     pub(crate) address: IpAddr,
     pub(crate) options: ServerOptions,
     pub(crate) tls: Option<Tls>,
-    /// Without `prefix_options`: the words.
+    pub(crate) speculation: Option<Speculation>,
     pub(crate) args: Box<ServerArgs>,
 }
 
@@ -184,6 +187,12 @@ impl ServerArgs {
         if self.template.system_prompt.is_some() {
             return Err(End::Usage(
                 "--system-prompt: lmx server takes it as a request's first message".to_owned(),
+            ));
+        }
+        let speculation = self.speculation.speculation()?;
+        if self.speculation.draft_model().is_some() && !self.also.is_empty() {
+            return Err(End::Usage(
+                "--draft-model cannot be used with --also: it guesses for one model".to_owned(),
             ));
         }
         let address = address(&self.host)?;
@@ -211,7 +220,7 @@ impl ServerArgs {
         };
         let tls = self.access.tls_cert.clone().zip(self.access.tls_key.clone());
         let tls = tls.map(|(cert, key)| Tls { cert, key });
-        Ok(ServerCommand { address, options, tls, args: self })
+        Ok(ServerCommand { address, options, tls, speculation, args: self })
     }
 }
 

@@ -1,13 +1,14 @@
 //! `lmx server`: OpenAI's and Anthropic's protocols.
 
 use crate::args::model::ModelArgs;
-use crate::args::server::{LogFormat, LogLevel, ServerCommand};
+use crate::args::server::{LogFormat, LogLevel, ServerArgs, ServerCommand};
 use crate::end::End;
 use crate::interrupt::{self, Hold};
 use crate::report::Notices;
-use crate::session::{Concurrency, Reuse, Session};
+use crate::session::{Concurrency, Models, Reuse, Session};
 use crate::terminal;
 use anyhow::Context;
+use lmx::engine::{RequestError, Speculation};
 use lmx::text::reply::ToolFormat;
 use lmx_server::{LoadedModel, Loader, Server};
 use std::io::IsTerminal;
@@ -31,7 +32,7 @@ pub(crate) fn run(command: ServerCommand) -> Result<(), End> {
 }
 
 async fn serve(command: ServerCommand) -> Result<(), End> {
-    let ServerCommand { address, options, tls, args } = command;
+    let ServerCommand { address, options, tls, speculation, args } = command;
     let address = SocketAddr::new(address, args.port);
     let listener = tokio::net::TcpListener::bind(address).await;
     let listener = listener.with_context(|| format!("cannot listen on {address} (--host, --port)"))?;
@@ -45,7 +46,7 @@ async fn serve(command: ServerCommand) -> Result<(), End> {
         } else {
             ModelArgs { model: Some(name.to_owned()), ..args.model.clone() }
         };
-        load(&model, &args).map_err(|end| match end {
+        load(&model, speculation, &args).map_err(|end| match end {
             End::Failed(error) => format!("{error:#}"),
             end => end.message().unwrap_or_else(|| "it was interrupted".to_owned()),
         })
@@ -61,10 +62,10 @@ async fn serve(command: ServerCommand) -> Result<(), End> {
     server.serve(listener, tls, stop).await.map_err(|error| End::Failed(error.into()))
 }
 
-fn load(model: &ModelArgs, args: &crate::args::server::ServerArgs) -> Result<LoadedModel, End> {
+fn load(model: &ModelArgs, speculation: Option<Speculation>, args: &ServerArgs) -> Result<LoadedModel, End> {
     let mut notices = Notices::new(false);
     let session = Session::open(
-        model,
+        Models { model, draft: args.speculation.draft_model() },
         &args.adapter,
         &args.run,
         &args.template,
@@ -72,6 +73,9 @@ fn load(model: &ModelArgs, args: &crate::args::server::ServerArgs) -> Result<Loa
         Concurrency { replies: args.decode_concurrency.get(), prompts: args.prompt_concurrency.get() },
         &mut notices,
     )?;
+    if speculation.is_some() && !session.engine.model().states().is_empty() {
+        return Err(End::Failed(RequestError::Speculation.into()));
+    }
     let template = match &args.chat_template {
         Some(given) => session.tokenizer.chat_template_given(given),
         None => session.template,
@@ -85,6 +89,7 @@ fn load(model: &ModelArgs, args: &crate::args::server::ServerArgs) -> Result<Loa
         xtc_special_tokens: session.xtc_special_tokens,
         tool_format,
         adapter: session.adapter,
+        speculation,
     })
 }
 

@@ -60,8 +60,10 @@ impl Server {
     pub fn send(&self, method: &str, path: &str, headers: &[&str], body: &str) -> TcpStream {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        let mut head =
-            format!("{method} {path} HTTP/1.1\r\nconnection: close\r\ncontent-length: {}\r\n", body.len());
+        let mut head = format!("{method} {path} HTTP/1.1\r\nconnection: close\r\n");
+        if !headers.iter().any(|header| header.starts_with("content-length:")) {
+            head += &format!("content-length: {}\r\n", body.len());
+        }
         if !headers.iter().any(|header| header.to_lowercase().starts_with("host:")) {
             head += "host: localhost\r\n";
         }
