@@ -7,7 +7,9 @@ use crate::openai::tools::Choice;
 use lmx::engine::{Event, FinishReason, Request};
 use lmx::grammar::Form;
 use lmx::sample::ReasoningBudget;
-use lmx::text::reply::{CallGrammar, Reply, ReplyEnd, ReplyOptions, ReplyParser, ReplyPart, Tools};
+use lmx::text::reply::{
+    CallGrammar, Reply, ReplyEnd, ReplyOptions, ReplyParser, ReplyPart, ToolFormat, Tools,
+};
 use serde_json::{Value, json};
 
 /// What a request says of tools.
@@ -116,6 +118,12 @@ fn call_form(
     lark.map(Form::Lark).map_err(|error| ApiError::field(FIELD, format!("tool_choice: {error}")))
 }
 
+/// The id of a call to which the model gave none.
+fn call_id(short: bool) -> String {
+    const SHORT: usize = 9;
+    if short { new_id("").chars().take(SHORT).collect() } else { new_id("call_") }
+}
+
 /// A reply, while it comes.
 pub(crate) struct Parts {
     parser: ReplyParser,
@@ -124,6 +132,8 @@ pub(crate) struct Parts {
     ids: Vec<String>,
     reasoning_tokens: usize,
     finish: Option<&'static str>,
+    /// The template takes nine letters and digits only.
+    short_ids: bool,
     /// What comes after the first call is not wanted.
     one_call: bool,
     /// The first call has ended.
@@ -138,6 +148,7 @@ impl Parts {
             ids: Vec::new(),
             reasoning_tokens: 0,
             finish: None,
+            short_ids: shape.options.format.is_some_and(ToolFormat::wants_short_ids),
             one_call: !shape.parallel,
             called: false,
         }
@@ -160,7 +171,7 @@ impl Parts {
         }
         for part in &parts {
             if let ReplyPart::ToolCallStart { id, .. } = part {
-                self.ids.push(id.clone().unwrap_or_else(|| new_id("call_")));
+                self.ids.push(id.clone().unwrap_or_else(|| call_id(self.short_ids)));
             }
             self.reply.add(part.clone());
         }

@@ -225,7 +225,7 @@ impl Thread {
         for (&model, engine) in engines.iter_mut().filter(|(_, engine)| !engine.is_idle()) {
             let started = Instant::now();
             let Ok(updates) = catch_unwind(AssertUnwindSafe(|| engine.step())) else {
-                // What an engine holds after a panic is not known: its requests end, it begins anew.
+                // Its requests end, and what they hold is freed. The model is not loaded anew.
                 shared.metrics.panics.inc();
                 let error = ApiError::new(
                     axum::http::StatusCode::INTERNAL_SERVER_ERROR,
@@ -240,6 +240,9 @@ impl Thread {
                 });
                 continue;
             };
+            for warning in engine.take_prefix_warnings() {
+                tracing::warn!("--prompt-cache-dir: {warning}");
+            }
             shared.metrics.step.observe(started.elapsed().as_secs_f64());
             if !updates.is_empty() {
                 shared.touch();

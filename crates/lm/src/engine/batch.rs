@@ -15,8 +15,7 @@ use std::time::Instant;
 /// ([`Request::system_tokens`] says what is worth most), so that prompts need not come in parts.
 ///
 /// ```no_run
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let mut engine: lmx::engine::Engine = unimplemented!();
+/// # fn run(mut engine: lmx::engine::Engine) -> Result<(), Box<dyn std::error::Error>> {
 /// use lmx::engine::{BatchGenerator, Request, Update};
 ///
 /// let mut batch = BatchGenerator::new(&mut engine);
