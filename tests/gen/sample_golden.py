@@ -1,7 +1,7 @@
 """Golden data of the `sample` module, made by mlx and mlx-lm: python tests/gen/sample_golden.py
 
 Writes tests/golden/sample/{random,draws,survivors,processors}.json. Logits are formulas of IEEE f32 operations
-that crates/lm/tests/sample.rs repeats bit for bit, so that only parameters and results need be stored.
+that crates/lm/tests/text/sample.rs repeats bit for bit, so that only parameters and results need be stored.
 Needs mlx-lm 0.32.2 and mlx 0.32.4 (on the CPU). As in mlx-lm's generate, log-probs have the shape [1, vocab]: for these
 this mlx draws by the inverse of the cumulative distribution; older ones, and this one for other shapes, by the
 Gumbel-max trick (docs/decisions/categorical-draw.md).

@@ -1,0 +1,340 @@
+//! A draft model's guesses change how fast a reply comes, never what it is.
+
+use crate::common::golden_cases::Case;
+use crate::common::text_data::small;
+use crate::common::tiny;
+use lmx::KvType;
+use lmx::cache::{KvQuantization, KvWindow, PrefixCacheOptions};
+use lmx::engine::{
+    DraftError, DraftModel, DraftSpeculation, DraftStop, Engine, EngineOptions, Event, FinishReason,
+    NgramSpeculation, Request, RequestError, Speculation, Update,
+};
+use lmx::grammar::{Form, Grammar};
+use lmx::models::Model;
+use lmx::sample::{LogitsProcessor, ProcessorParams, SampleError, SamplingParams};
+use lmx::text::{EosSet, EosSource, Tokenizer};
+use serde_json::json;
+use std::sync::Arc;
+
+/// A tiny model with a context of 1,024 tokens.
+fn model(case: &str) -> Box<dyn Model> {
+    model_with_context(case, 1024)
+}
+
+fn model_with_context(case: &str, context: usize) -> Box<dyn Model> {
+    let mut case = Case::read(case);
+    case.config["max_position_embeddings"] = json!(context);
+    Box::new(tiny::model_of(&case, 1))
+}
+
+/// Any tokenizer will do: the model's text means nothing.
+fn tokenizer(name: &str) -> Arc<Tokenizer> {
+    Arc::new(small(name))
+}
+
+fn plain(case: &str, options: EngineOptions) -> Engine {
+    let mut eos = EosSet::default();
+    eos.insert(33, EosSource::Config);
+    let options = EngineOptions { kv_type: KvType::F32, ..options };
+    Engine::new(model(case), tokenizer("byte_level"), eos, options).unwrap()
+}
+
+fn draft(case: &str) -> DraftModel {
+    DraftModel {
+        model: model(case),
+        tokenizer: tokenizer("byte_level"),
+        kv_type: KvType::F32,
+        kv_memory: usize::MAX,
+    }
+}
+
+fn drafted(case: &str, by: &str, options: EngineOptions) -> Engine {
+    plain(case, options).with_draft(draft(by)).unwrap()
+}
+
+/// Always so many guesses.
+fn fixed(draft_tokens: usize) -> Option<Speculation> {
+    Some(DraftSpeculation { draft_tokens, adaptive: false }.into())
+}
+
+fn prompt(index: u64) -> Vec<u32> {
+    (0..12 + index * 7 % 30).map(|i| ((i * i + index) % 61) as u32 + 1).collect()
+}
+
+fn request(index: u64, temperature: f64, speculation: Option<Speculation>) -> Request {
+    Request {
+        sampling: SamplingParams { temperature, ..SamplingParams::default() },
+        seed: Some(index),
+        ignore_eos: true,
+        top_logprobs: 2,
+        speculation,
+        ..Request::new(prompt(index), 200)
+    }
+}
+
+fn penalized(request: Request) -> Request {
+    let processors = ProcessorParams {
+        repetition_penalty: 1.2,
+        frequency_penalty: 0.1,
+        presence_penalty: 0.1,
+        ..ProcessorParams::default()
+    };
+    Request { processors, ..request }
+}
+
+/// The events of requests that run together, in their order.
+fn events(engine: &mut Engine, requests: Vec<Request>) -> Vec<Vec<Event>> {
+    let ids: Vec<_> = requests.into_iter().map(|request| engine.submit(request).unwrap()).collect();
+    let mut events = vec![Vec::new(); ids.len()];
+    while !engine.is_idle() {
+        for (id, update) in engine.step() {
+            match update {
+                Update::Token(event) => events[ids.iter().position(|&i| i == id).unwrap()].push(event),
+                Update::Failed(error) => panic!("{error}"),
+                Update::Prefill { .. } | Update::Prompt(_) | Update::Embedding(_) => {}
+            }
+        }
+    }
+    engine.clear_prefixes();
+    assert_eq!(engine.kv().budget().used(), 0, "nothing is left behind");
+    let left = engine.draft_kv().map_or(0, |kv| kv.budget().used());
+    assert_eq!(left, 0, "nothing is left behind for the draft");
+    events
+}
+
+/// What must be equal: tokens, the bits of their log-probabilities, alternatives, texts, ends.
+fn essence(events: &[Event]) -> Vec<impl PartialEq + std::fmt::Debug + use<>> {
+    let essence = |e: &Event| (e.token, e.logprob.to_bits(), e.top.clone(), e.text.clone(), e.finish);
+    events.iter().map(essence).collect()
+}
+
+/// Compares replies with and without guesses; returns how many tokens were guessed, and rightly.
+fn compare(engine: &mut Engine, expected: &[Vec<Event>], requests: Vec<Request>, name: &str) -> [usize; 2] {
+    let mut sums = [0, 0];
+    for (index, (got, expected)) in events(engine, requests).iter().zip(expected).enumerate() {
+        assert_eq!(essence(got), essence(expected), "{name}, request {index}");
+        let stats = &got.last().unwrap().stats;
+        assert_eq!(got.iter().filter(|event| event.from_draft).count(), stats.accepted_tokens);
+        sums = [sums[0] + stats.drafted_tokens, sums[1] + stats.accepted_tokens];
+    }
+    sums
+}
+
+/// Greedy, and temperature 1 with seeds 1 to 20, without and with penalties.
+fn make(speculation: Option<Speculation>) -> Vec<Request> {
+    let seeds = (1..=20).map(|seed| request(seed, 1.0, speculation));
+    let all =
+        [request(3, 0.0, speculation), penalized(request(4, 0.0, speculation))].into_iter().chain(seeds);
+    let every_third = |(i, request)| if i % 3 == 2 { penalized(request) } else { request };
+    all.enumerate().map(every_third).collect()
+}
+
+#[test]
+fn a_model_that_guesses_for_itself_is_always_right() {
+    for max_running in [1, 8] {
+        let options = EngineOptions { max_running, ..EngineOptions::default() };
+        let expected = events(&mut plain("llama-f32", options), make(None));
+        let mut engine = drafted("llama-f32", "llama-f32", options);
+        for depth in 1..=8 {
+            let [guesses, right] =
+                compare(&mut engine, &expected, make(fixed(depth)), &format!("depth {depth}"));
+            assert_eq!(guesses, right, "depth {depth}");
+            assert!(right * (depth + 2) >= 22 * 190 * depth, "depth {depth}: {right} of {}", 22 * 200);
+        }
+    }
+}
+
+#[test]
+fn other_models_guess_less_well_and_the_reply_is_the_same() {
+    for (by, max_running, depths) in [("llama-q4", 8, 1..=8), ("gemma3-f32", 1, 3..=3)] {
+        let options = EngineOptions { max_running, ..EngineOptions::default() };
+        let expected = events(&mut plain("llama-f32", options), make(None));
+        let mut engine = drafted("llama-f32", by, options);
+        let mut sums = [0, 0];
+        for depth in depths {
+            let [guesses, right] =
+                compare(&mut engine, &expected, make(fixed(depth)), &format!("{by}, depth {depth}"));
+            sums = [sums[0] + guesses, sums[1] + right];
+        }
+        assert!(sums[1] > 100 && sums[1] < sums[0], "{by}: {sums:?}");
+    }
+}
+
+#[test]
+fn the_text_and_a_draft_guess_beside_each_other() {
+    let options = EngineOptions { max_running: 8, ..EngineOptions::default() };
+    let expected = events(&mut plain("llama-f32", options), make(None));
+    let mut engine = drafted("llama-f32", "llama-q4", options);
+    let ways = [fixed(4), None, Some(NgramSpeculation { ngram: 1, draft_tokens: 8 }.into())];
+    let mut mixed = make(None);
+    mixed.iter_mut().zip(ways.iter().cycle()).for_each(|(request, &way)| request.speculation = way);
+    compare(&mut engine, &expected, mixed, "mixed");
+    let adaptive = Some(DraftSpeculation { draft_tokens: 6, adaptive: true }.into());
+    compare(&mut engine, &expected, make(adaptive), "adaptive");
+}
+
+#[test]
+fn under_every_policy_of_keys_and_values_and_with_little_room() {
+    let window = |size, keep| Some(KvWindow::new(size, keep).unwrap());
+    let quantized = Some(KvQuantization::new(8, 32, 75).unwrap());
+    let kinds = [
+        ("llama-f32", window(40, 4), None, false),
+        ("gemma3-f32", None, quantized, false),
+        ("llama-f32", None, None, true),
+        ("gemma3-f32", None, None, true),
+    ];
+    for (case, kv_window, kv_quantization, small) in kinds {
+        let roomy = EngineOptions { kv_window, kv_quantization, max_running: 8, ..EngineOptions::default() };
+        let name = format!("{case} {kv_window:?} {kv_quantization:?} {small}");
+        let mut engine = plain(case, roomy);
+        let expected = events(&mut engine, make(None));
+        let kv_memory = if small { engine.kv().spec().peak_bytes(260) * 3 } else { usize::MAX };
+        for prefix_cache in [None, Some(PrefixCacheOptions::default())] {
+            let options = EngineOptions { kv_memory, prefix_cache, prefill_step_size: 32, ..roomy };
+            let mut engine = drafted(case, case, options);
+            let got = events(&mut engine, make(fixed(5)));
+            let stats = |events: &[Event]| events.last().unwrap().stats.clone();
+            for (index, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                assert_eq!(essence(got), essence(expected), "{name}, request {index}");
+                let stats = stats(got);
+                assert_eq!(stats.accepted_tokens, stats.drafted_tokens, "{name}, request {index}");
+                assert!(stats.accepted_tokens > 100, "{name}, request {index}: {stats:?}");
+            }
+            let preempted = got.iter().any(|events| stats(events).preemptions > 0);
+            assert_eq!(preempted, small, "{name}");
+        }
+    }
+}
+
+/// A schema of bounded strings, arrays and numbers, in the few signs of the tiny model's vocabulary.
+fn form() -> Grammar {
+    let of_signs = "\"A[A-Z0-9]{0,6}\"";
+    // The tiny model has no brackets but round ones: lists are written with those.
+    let lark =
+        Form::Regex(format!("\\(({of_signs}|[1-9][0-9]{{0,2}})(,({of_signs}|[1-9][0-9]{{0,2}})){{2,9}}\\)"));
+    plain("llama-f32", EngineOptions::default()).grammars().unwrap().compile(&lark).unwrap()
+}
+
+#[test]
+fn guesses_follow_the_grammar() {
+    let grammar = form();
+    let make = |speculation| -> Vec<Request> {
+        make(speculation).into_iter().map(|r| Request { grammar: Some(grammar.clone()), ..r }).collect()
+    };
+    let options = EngineOptions { max_running: 8, ..EngineOptions::default() };
+    let expected = events(&mut plain("llama-f32", options), make(None));
+    assert!(expected.iter().all(|e| e.last().unwrap().finish == Some(FinishReason::Stop)));
+    for by in ["llama-f32", "gemma3-f32"] {
+        let mut engine = drafted("llama-f32", by, options);
+        for depth in [1, 3, 8] {
+            let [guesses, right] = compare(&mut engine, &expected, make(fixed(depth)), by);
+            assert!(right > 50 && (by == "gemma3-f32" || right == guesses), "{by}: {right} of {guesses}");
+        }
+    }
+}
+
+/// Keeps its own history, as a caller's processor may.
+struct Watcher(Vec<u32>, usize);
+
+impl LogitsProcessor for Watcher {
+    fn process(&mut self, history: &[u32], logits: &mut [f32]) -> Result<(), SampleError> {
+        assert_eq!(history[self.1..], self.0, "what was accepted is what came");
+        // What it does depends on its state.
+        logits[1 + self.0.iter().sum::<u32>() as usize % 60] += 3.0;
+        Ok(())
+    }
+
+    fn accept(&mut self, token: u32) {
+        self.0.push(token);
+    }
+
+    fn rollback(&mut self, tokens: usize) {
+        self.0.truncate(self.0.len() - tokens);
+    }
+}
+
+#[test]
+fn processors_see_the_accepted_history() {
+    let make = |speculation| -> Vec<Request> {
+        let watched = |index| {
+            let request = request(index, 1.0, speculation);
+            let watcher = Box::new(Watcher(Vec::new(), request.tokens.len()));
+            Request { logits_processors: vec![watcher], ..request }
+        };
+        (1..=6).map(watched).collect()
+    };
+    let options = EngineOptions::default();
+    let expected = events(&mut plain("llama-f32", options), make(None));
+    for by in ["llama-f32", "llama-q4"] {
+        let [guesses, right] = compare(&mut drafted("llama-f32", by, options), &expected, make(fixed(4)), by);
+        assert_eq!(guesses == right, by == "llama-f32", "{by}: {right} of {guesses}");
+    }
+}
+
+#[test]
+fn what_cannot_guess_is_refused_by_name() {
+    let options = EngineOptions::default();
+    let with = |case: &str, draft| plain(case, options).with_draft(draft).map(drop).unwrap_err();
+    assert!(matches!(with("lfm2-f32", draft("llama-f32")), DraftError::TargetState));
+    assert!(matches!(with("llama-f32", draft("lfm2-f32")), DraftError::DraftState));
+    let other = DraftModel { tokenizer: tokenizer("metaspace"), ..draft("llama-f32") };
+    let error = with("llama-f32", other).to_string();
+    assert!(error.starts_with("the draft model's tokenizer differs: id 0 is"), "{error}");
+    assert!(error.contains("the control token \"<|endoftext|>\""), "{error}");
+    let error = plain("llama-f32", options).submit(request(1, 0.0, fixed(3))).unwrap_err();
+    assert!(matches!(error, RequestError::NoDraft), "{error}");
+    let error = drafted("llama-f32", "llama-f32", options).submit(request(1, 0.0, fixed(65))).unwrap_err();
+    assert!(error.to_string().starts_with("draft_tokens must be an integer from 1 to 64"), "{error}");
+}
+
+#[test]
+fn a_draft_that_cannot_go_on_says_why_and_the_reply_goes_on() {
+    let options = EngineOptions::default();
+    let requests = |speculation| (1..=4).map(|index| request(index, 1.0, speculation)).collect::<Vec<_>>();
+    let expected = events(&mut plain("llama-f32", options), requests(None));
+    let bytes = drafted("llama-f32", "llama-f32", options).draft_kv().unwrap().spec().bytes_at(100);
+    let cases = [
+        (DraftModel { kv_memory: 2 * bytes, ..draft("llama-f32") }, DraftStop::OutOfMemory),
+        (DraftModel { model: model_with_context("llama-f32", 90), ..draft("llama-f32") }, DraftStop::Context),
+    ];
+    for (draft, why) in cases {
+        let mut engine = plain("llama-f32", options).with_draft(draft).unwrap();
+        let got = events(&mut engine, requests(fixed(4)));
+        for (got, expected) in got.iter().zip(&expected) {
+            assert_eq!(essence(got), essence(expected), "{why}");
+        }
+        let stats = |events: &[Event]| events.last().unwrap().stats.clone();
+        let stopped = got.iter().map(|events| stats(events)).filter(|stats| stats.draft_stop == Some(why));
+        assert!(stopped.count() > 0, "{why}: {:?}", got.iter().map(|e| stats(e)).collect::<Vec<_>>());
+        assert!(got.iter().any(|events| stats(events).accepted_tokens > 0), "{why}");
+    }
+}
+
+#[test]
+fn a_hundred_thousand_draws_follow_the_model() {
+    const BINS: usize = 100;
+    let options = EngineOptions::default();
+    for speculation in [None, fixed(2)] {
+        let mut engine = drafted("llama-f32", "llama-q4", options);
+        let requests = (1..=500).map(|seed| Request { top_logprobs: 64, ..request(seed, 1.0, speculation) });
+        let (mut counts, mut accepted) = ([0.0; BINS], 0);
+        for (index, events) in events(&mut engine, requests.collect()).into_iter().enumerate() {
+            accepted += events.last().unwrap().stats.accepted_tokens;
+            for (place, event) in events.iter().enumerate() {
+                // Where the draw lies in the distribution, likely tokens first, and where within the token by another
+                // number: if draws follow the distribution this is uniform, whatever came before.
+                let p = |&(_, logprob): &(u32, f32)| f64::from(logprob).exp();
+                let rank = event.top.iter().position(|&(id, _)| Some(id) == event.token).unwrap();
+                let within = (place as f64 * 0.618_033_988_75 + index as f64 * 0.414_213_562).fract();
+                let u = event.top[..rank].iter().map(p).sum::<f64>() + within * p(&event.top[rank]);
+                counts[((u * BINS as f64) as usize).min(BINS - 1)] += 1.0;
+            }
+        }
+        assert_eq!(accepted > 1000, speculation.is_some(), "{accepted}");
+        let expected = counts.iter().sum::<f64>() / BINS as f64;
+        assert!((expected - 1000.0).abs() < 1e-6, "100,000 draws");
+        let statistic: f64 = counts.iter().map(|count| (count - expected).powi(2) / expected).sum();
+        // The quantile for 99 degrees of freedom and p = 0.001.
+        assert!(statistic < 148.23, "{speculation:?}: {statistic}");
+    }
+}
