@@ -103,9 +103,12 @@ fn perplexity(loaded: &Loaded, text: &str) -> f64 {
         step.push(id, 0, &window, false);
         kv.reserve(id, WINDOW).unwrap();
         let hidden = loaded.model.hidden(&step, &mut kv).unwrap();
-        for row in WINDOW / 2..WINDOW - 1 {
-            let logits = loaded.model.head(&hidden, &[row], &RowAdapters::default()).unwrap();
-            let logits = logits.data();
+        let rows: Vec<usize> = (WINDOW / 2..WINDOW - 1).collect();
+        for (&row, logits) in rows.chunks(64).flat_map(|rows| {
+            let logits = loaded.model.head(&hidden, rows, &RowAdapters::default()).unwrap();
+            let each: Vec<Vec<f32>> = logits.data().chunks(logits.cols()).map(<[f32]>::to_vec).collect();
+            rows.iter().zip(each)
+        }) {
             let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let sum: f64 = logits.iter().map(|&l| f64::from(l - max).exp()).sum();
             loss += f64::from(max) + sum.ln() - f64::from(logits[window[row + 1] as usize]);
