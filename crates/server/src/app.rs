@@ -7,13 +7,14 @@ use crate::model::{Loader, Model, Models};
 use crate::options::ServerOptions;
 use crate::running::Running;
 use crate::worker::Worker;
-use crate::{anthropic, openai, text};
+use crate::{adapters, anthropic, openai, text};
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{StatusCode, header};
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use lmx::adapter::Adapter;
 use lmx::engine::Request;
 use serde_json::json;
 use std::sync::Arc;
@@ -46,6 +47,15 @@ impl App {
     pub(crate) fn begin(&self, model: &Arc<Model>, prompts: Vec<Vec<Request>>) -> ApiResult<Running> {
         let most = self.options.limits.queue;
         Running::begin(Arc::clone(model), self.models.worker(), &self.metrics, prompts, most)
+    }
+
+    /// The adapter that a request asks for by its field `adapters`.
+    ///
+    /// # Errors
+    /// 400: there is no such adapter, or it is not one of this model.
+    #[expect(dead_code, reason = "the field comes next")]
+    pub(crate) async fn adapter(&self, model: &Model, name: &str) -> ApiResult<Adapter> {
+        adapters::load(self.options.adapters.as_ref(), model, self.models.worker(), name).await
     }
 
     /// The paths.

@@ -54,6 +54,11 @@ impl ApiError {
         Self { retry_after: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
     }
 
+    /// 503: the model has gone since it was looked up.
+    pub(crate) fn unloaded() -> Self {
+        Self::unavailable("the model is not loaded any more")
+    }
+
     /// 429: there is no room for another request.
     pub(crate) fn too_many(message: impl Into<String>, retry_after: u64) -> Self {
         Self {

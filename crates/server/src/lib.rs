@@ -4,11 +4,13 @@
 //! engine requests (`fields`), the engines' thread (`worker`) runs them among all others (`running`), and the protocol
 //! writes the reply's parts (`reply`) as JSON or as server-sent events (`stream`, `sse`).
 
+mod adapters;
 mod anthropic;
 mod app;
 mod body;
 mod error;
 mod fields;
+mod folder;
 mod guard;
 mod http;
 mod logprobs;
@@ -23,6 +25,7 @@ mod stream;
 mod text;
 mod worker;
 
+pub use folder::{Entries, Folder};
 pub use http::{ServeError, Server, Tls};
 pub use model::{LoadedModel, Loader};
 pub use options::{Defaults, Limits, ServerOptions};

@@ -1,5 +1,6 @@
 //! Models that requests can name.
 
+use crate::adapters;
 use crate::error::{ApiError, ApiResult};
 use crate::worker::Worker;
 use lmx::adapter::Adapter;
@@ -47,6 +48,8 @@ pub(crate) struct Model {
     /// Logits.
     pub(crate) vocab: usize,
     pub(crate) context_length: usize,
+    /// Those of requests; `adapter` is not among them.
+    pub(crate) adapters: adapters::Kept,
     grammars: OnceLock<Result<Grammars, String>>,
     make_grammars: Box<dyn Fn() -> Result<Grammars, lmx::grammar::GrammarError> + Send + Sync>,
 }
@@ -138,6 +141,7 @@ impl Models {
             speculation,
             vocab,
             context_length,
+            adapters: adapters::Kept::default(),
             grammars: OnceLock::new(),
             make_grammars: Box::new(move || Grammars::new(&own, &eos, vocab)),
         }))

@@ -1,5 +1,6 @@
 //! What a server is told when it starts.
 
+use crate::folder::Folder;
 use lmx::sample::SamplingParams;
 use std::time::Duration;
 
@@ -12,6 +13,8 @@ pub struct ServerOptions {
     pub allowed_origins: Vec<String>,
     /// Names besides loopback ones that a request may give as the server's host; `None` takes any.
     pub allowed_hosts: Option<Vec<String>>,
+    /// Adapters that requests may name.
+    pub adapters: Option<Folder>,
     /// What requests are where they say nothing.
     pub defaults: Defaults,
     /// Bounds of requests.

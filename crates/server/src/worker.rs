@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 /// Where what happens to a request goes: several requests of one caller share a way, told apart by an index.
 pub(crate) type Listener = mpsc::UnboundedSender<(usize, ApiResult<Update>)>;
@@ -17,6 +17,8 @@ pub(crate) type Listener = mpsc::UnboundedSender<(usize, ApiResult<Update>)>;
 enum Command {
     /// Serve another model.
     Add { model: u64, engine: Box<Engine> },
+    /// Look at a model's engine between steps.
+    Ask { model: u64, ask: Asking },
     /// Run a request.
     Submit { model: u64, open: Open, request: Box<Request> },
     /// End it; nobody listens any more.
@@ -24,6 +26,9 @@ enum Command {
     /// End all that run, after a while, and take no more.
     Stop { grace: Duration },
 }
+
+/// What is to be done with an engine, if it is there.
+type Asking = Box<dyn FnOnce(Option<&Engine>) + Send>;
 
 /// Sends requests to the thread. Cheap to clone.
 #[derive(Clone)]
@@ -85,6 +90,22 @@ impl Worker {
     /// Adds a model.
     pub(crate) fn add(&self, model: u64, engine: Engine) -> ApiResult<()> {
         self.send(Command::Add { model, engine: Box::new(engine) })
+    }
+
+    /// What `ask` finds out of a model's engine, between two steps.
+    pub(crate) async fn ask<T: Send + 'static>(
+        &self,
+        model: u64,
+        ask: impl FnOnce(&Engine) -> T + Send + 'static,
+    ) -> ApiResult<T> {
+        let (sender, receiver) = oneshot::channel();
+        let ask: Asking = Box::new(move |engine| {
+            // Who asked may have gone.
+            let _ = sender.send(engine.map(ask));
+        });
+        self.send(Command::Ask { model, ask })?;
+        let answer = receiver.await.map_err(|_| ApiError::unavailable("the server is stopping"))?;
+        answer.ok_or_else(ApiError::unloaded)
     }
 
     /// Queues a request, unless `most` wait or run already.
@@ -191,10 +212,11 @@ impl Thread {
             Command::Add { model, engine } => {
                 self.engines.insert(model, *engine);
             }
+            Command::Ask { model, ask } => ask(self.engines.get(&model)),
             Command::Submit { model, open, request } => {
                 let submitted = match self.engines.get_mut(&model) {
                     _ if self.stop_at.is_some() => Err(ApiError::unavailable("the server is stopping")),
-                    None => Err(ApiError::unavailable("the model is not loaded any more")),
+                    None => Err(ApiError::unloaded()),
                     Some(engine) => engine.submit(*request).map_err(ApiError::from),
                 };
                 match submitted {

@@ -7,10 +7,10 @@ use super::speculation::SpeculationArgs;
 use super::values::{count, size};
 use crate::end::End;
 use lmx::engine::Speculation;
-use lmx_server::{Defaults, Limits, ServerOptions, Tls};
+use lmx_server::{Defaults, Entries, Folder, Limits, ServerOptions, Tls};
 use std::net::{IpAddr, Ipv4Addr};
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The words of `lmx server`.
@@ -21,6 +21,9 @@ pub(crate) struct ServerArgs {
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) adapter: AdapterArgs,
+    /// A folder of adapters that requests may name, each a folder in it
+    #[arg(long, value_name = "DIR")]
+    adapters_dir: Option<PathBuf>,
     /// Further models, each loaded when it is first asked for
     #[arg(long, value_name = "MODEL")]
     pub(crate) also: Vec<String>,
@@ -207,7 +210,9 @@ impl ServerArgs {
             let why = "penalties and biases are fields of a request";
             return Err(End::Usage(format!("lmx server takes no penalties or biases: {why}")));
         }
+        let adapters = folder("--adapters-dir", self.adapters_dir.as_deref(), Entries::Adapters)?;
         let options = ServerOptions {
+            adapters,
             api_keys,
             allowed_origins: self.access.allowed_origins.clone(),
             allowed_hosts: self.access.hosts(address),
@@ -222,6 +227,13 @@ impl ServerArgs {
         let tls = tls.map(|(cert, key)| Tls { cert, key });
         Ok(ServerCommand { address, options, tls, speculation, args: self })
     }
+}
+
+/// The folder that a flag names.
+fn folder(flag: &str, dir: Option<&Path>, entries: Entries) -> Result<Option<Folder>, End> {
+    let Some(dir) = dir else { return Ok(None) };
+    let opened = Folder::open(dir, entries);
+    opened.map(Some).map_err(|error| End::Failed(anyhow::anyhow!("{flag} {}: {error}", dir.display())))
 }
 
 fn address(host: &str) -> Result<IpAddr, End> {
