@@ -47,7 +47,7 @@ pub(crate) async fn load(
         opened.ok_or_else(|| refused(format!("there is no adapter {name:?} here; see /v1/models")))?;
     let unusable = |error: lmx::adapter::AdapterError| refused(format!("{name} cannot be used: {error}"));
     let files = files.map_err(unusable)?;
-    let fitted = worker.ask(model.id, move |engine| files.fit(engine.model())).await?;
+    let fitted = worker.ask(&model.engine, move |engine| files.fit(engine.model())).await?;
     let adapter = fitted.map_err(unusable)?;
     if kept.len() >= KEPT_MAX {
         kept.pop_front();

@@ -3,7 +3,8 @@
 use crate::error::{ApiError, ApiResult};
 use crate::guard;
 use crate::metrics::Metrics;
-use crate::model::{Loader, Model, Models};
+use crate::model::{Loader, Model};
+use crate::models::Models;
 use crate::options::ServerOptions;
 use crate::running::Running;
 use crate::worker::Worker;
@@ -44,7 +45,10 @@ impl App {
     }
 
     /// Begins replies: for each prompt the requests for its replies.
-    pub(crate) fn begin(&self, model: &Arc<Model>, prompts: Vec<Vec<Request>>) -> ApiResult<Running> {
+    pub(crate) fn begin(&self, model: &Arc<Model>, mut prompts: Vec<Vec<Request>>) -> ApiResult<Running> {
+        if let Some(hook) = &self.options.hook {
+            prompts.iter_mut().flatten().for_each(|request| hook.0(request));
+        }
         let most = self.options.limits.queue;
         Running::begin(Arc::clone(model), self.models.worker(), &self.metrics, prompts, most)
     }

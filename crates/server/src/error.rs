@@ -54,6 +54,11 @@ impl ApiError {
         Self { retry_after: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
     }
 
+    /// 500: nobody's fault but the server's.
+    pub(crate) fn internal(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
+    }
+
     /// 503: the model has gone since it was looked up.
     pub(crate) fn unloaded() -> Self {
         Self::unavailable("the model is not loaded any more")
@@ -141,7 +146,7 @@ impl From<RequestError> for ApiError {
             RequestError::OutOfMemory(_) | RequestError::Shutdown | RequestError::QueueDeadline { .. } => {
                 Self::unavailable(message)
             }
-            _ => Self::new(StatusCode::INTERNAL_SERVER_ERROR, message),
+            _ => Self::internal(message),
         }
     }
 }

@@ -1,18 +1,15 @@
-//! Models that requests can name.
+//! A loaded model.
 
 use crate::adapters;
 use crate::error::{ApiError, ApiResult};
-use crate::worker::Worker;
+use crate::worker::{EngineHandle, Worker};
 use lmx::adapter::Adapter;
 use lmx::engine::{Engine, Speculation};
 use lmx::grammar::{Form, Grammar, Grammars};
 use lmx::text::reply::ToolFormat;
 use lmx::text::{ChatPrompt, ChatTemplate, RenderOptions, SpecialContent, TemplateError, Tokenizer};
 use serde_json::Value;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{SystemTime, UNIX_EPOCH};
-use tokio::sync::OnceCell;
 
 /// What a loader makes of a model's name: its engine, and all that turns text into tokens and back.
 pub struct LoadedModel {
@@ -37,8 +34,8 @@ pub type Loader = Arc<dyn Fn(&str) -> Result<LoadedModel, String> + Send + Sync>
 pub(crate) struct Model {
     /// As requests name it.
     pub(crate) name: String,
-    /// Tells it from models that were loaded under the same name before.
-    pub(crate) id: u64,
+    /// Tells its engine from those that were loaded under the same name before.
+    pub(crate) engine: EngineHandle,
     pub(crate) tokenizer: Arc<Tokenizer>,
     pub(crate) template: Result<ChatTemplate, TemplateError>,
     pub(crate) xtc_special_tokens: Vec<u32>,
@@ -55,6 +52,33 @@ pub(crate) struct Model {
 }
 
 impl Model {
+    /// Gives the engine of what was loaded as `name` to the worker.
+    ///
+    /// # Errors
+    /// 503 if the server is stopping.
+    pub(crate) fn new(name: String, loaded: LoadedModel, worker: &Worker) -> ApiResult<Self> {
+        let LoadedModel { engine, template, xtc_special_tokens, tool_format, adapter, speculation } = loaded;
+        let (tokenizer, eos) = (Arc::clone(engine.tokenizer()), engine.eos().clone());
+        let vocab = engine.model().vocab();
+        let context_length = engine.model().context_length();
+        let own = Arc::clone(&tokenizer);
+        Ok(Self {
+            name,
+            engine: worker.add(engine)?,
+            tokenizer,
+            template,
+            xtc_special_tokens,
+            tool_format,
+            adapter,
+            speculation,
+            vocab,
+            context_length,
+            adapters: adapters::Kept::default(),
+            grammars: OnceLock::new(),
+            make_grammars: Box::new(move || Grammars::new(&own, &eos, vocab)),
+        })
+    }
+
     /// Compiles the form of a reply.
     pub(crate) fn grammar(&self, field: &str, form: &Form) -> ApiResult<Grammar> {
         let grammars =
@@ -76,82 +100,5 @@ impl Model {
     pub(crate) fn encode(&self, text: &str) -> ApiResult<Vec<u32>> {
         let encoded = self.tokenizer.encode(text, true);
         encoded.map_err(|error| ApiError::field("prompt", format!("prompt: {error}")))
-    }
-}
-
-/// A name that requests may give.
-struct Slot {
-    loaded: OnceCell<Arc<Model>>,
-    created: u64,
-}
-
-/// All models that are served, each loaded when it is first asked for.
-pub(crate) struct Models {
-    slots: Vec<(String, Slot)>,
-    loader: Loader,
-    worker: Worker,
-    ids: AtomicU64,
-}
-
-/// What `/v1/models` says of one.
-pub(crate) struct Listed<'a> {
-    pub(crate) name: &'a str,
-    pub(crate) created: u64,
-    pub(crate) model: Option<&'a Arc<Model>>,
-}
-
-impl Models {
-    /// The first of `names` is the default.
-    pub(crate) fn new(names: Vec<String>, loader: Loader, worker: Worker) -> Self {
-        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let slot = |name| (name, Slot { loaded: OnceCell::new(), created });
-        Self { slots: names.into_iter().map(slot).collect(), loader, worker, ids: AtomicU64::new(0) }
-    }
-
-    /// The model of that name; absent and `default_model` are the first one.
-    pub(crate) async fn get(&self, name: Option<&str>) -> ApiResult<Arc<Model>> {
-        let found = match name {
-            None | Some("default_model") => self.slots.first(),
-            Some(name) => self.slots.iter().find(|(own, _)| own == name),
-        };
-        let Some((name, slot)) = found else { return Err(ApiError::no_model(name.unwrap_or_default())) };
-        slot.loaded.get_or_try_init(|| self.load(name.clone())).await.cloned()
-    }
-
-    async fn load(&self, name: String) -> ApiResult<Arc<Model>> {
-        let (loader, own) = (Arc::clone(&self.loader), name.clone());
-        let loaded = tokio::task::spawn_blocking(move || loader(&own)).await;
-        let failed = |why: String| ApiError::unavailable(format!("the model {name} cannot be loaded: {why}"));
-        let loaded = loaded.map_err(|error| failed(error.to_string()))?.map_err(failed)?;
-        let LoadedModel { engine, template, xtc_special_tokens, tool_format, adapter, speculation } = loaded;
-        let (tokenizer, eos) = (Arc::clone(engine.tokenizer()), engine.eos().clone());
-        let vocab = engine.model().vocab();
-        let context_length = engine.model().context_length();
-        let own = Arc::clone(&tokenizer);
-        let id = self.ids.fetch_add(1, Ordering::Relaxed);
-        self.worker.add(id, engine)?;
-        Ok(Arc::new(Model {
-            name,
-            id,
-            tokenizer,
-            template,
-            xtc_special_tokens,
-            tool_format,
-            adapter,
-            speculation,
-            vocab,
-            context_length,
-            adapters: adapters::Kept::default(),
-            grammars: OnceLock::new(),
-            make_grammars: Box::new(move || Grammars::new(&own, &eos, vocab)),
-        }))
-    }
-
-    pub(crate) fn list(&self) -> impl Iterator<Item = Listed<'_>> {
-        self.slots.iter().map(|(name, slot)| Listed { name, created: slot.created, model: slot.loaded.get() })
-    }
-
-    pub(crate) fn worker(&self) -> &Worker {
-        &self.worker
     }
 }

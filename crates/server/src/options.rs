@@ -1,7 +1,10 @@
 //! What a server is told when it starts.
 
 use crate::folder::Folder;
+use lmx::engine::Request;
 use lmx::sample::SamplingParams;
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// What a server allows, and what a request is where it says nothing.
@@ -19,6 +22,18 @@ pub struct ServerOptions {
     pub defaults: Defaults,
     /// Bounds of requests.
     pub limits: Limits,
+    /// What is done with every request before its engine gets it.
+    pub hook: Option<Hook>,
+}
+
+/// Sees every request before its engine gets it, and may change it: for programs that embed the server, and for tests.
+#[derive(Clone)]
+pub struct Hook(pub Arc<dyn Fn(&mut Request) + Send + Sync>);
+
+impl fmt::Debug for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Hook").finish()
+    }
 }
 
 /// What a request is where it says nothing.

@@ -60,7 +60,7 @@ impl Running {
 
     fn submit(&mut self, index: usize, request: Request, most: usize) -> ApiResult<()> {
         let listener = (index, self.listener.clone());
-        self.tickets.push(self.worker.submit(self.model.id, request, listener, most)?);
+        self.tickets.push(self.worker.submit(&self.model.engine, request, listener, most)?);
         Ok(())
     }
 

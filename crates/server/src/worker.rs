@@ -5,7 +5,7 @@ use crate::metrics::Metrics;
 use lmx::engine::{Engine, Request, RequestId, Update};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,20 +15,34 @@ use tokio::sync::{mpsc, oneshot};
 pub(crate) type Listener = mpsc::UnboundedSender<(usize, ApiResult<Update>)>;
 
 enum Command {
-    /// Serve another model.
-    Add { model: u64, engine: Box<Engine> },
-    /// Look at a model's engine between steps.
-    Ask { model: u64, ask: Asking },
+    /// Run a further engine.
+    Add { handle: EngineHandle, engine: Box<Engine> },
+    /// Look at an engine between steps.
+    Ask { engine: u64, ask: Asking },
     /// Run a request.
-    Submit { model: u64, open: Open, request: Box<Request> },
+    Submit { engine: u64, open: Open, request: Box<Request> },
     /// End it; nobody listens any more.
     Cancel { ticket: u64 },
     /// End all that run, after a while, and take no more.
     Stop { grace: Duration },
 }
 
-/// What is to be done with an engine, if it is there.
-type Asking = Box<dyn FnOnce(Option<&Engine>) + Send>;
+/// What is to be done with an engine.
+type Asking = Box<dyn FnOnce(&Engine) + Send>;
+
+/// Names an engine of the thread's.
+#[derive(Clone, Debug)]
+pub(crate) struct EngineHandle {
+    id: u64,
+    lost: Arc<AtomicBool>,
+}
+
+impl EngineHandle {
+    /// Whether it panicked: then it has been dropped, and its requests have ended.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+}
 
 /// Sends requests to the thread. Cheap to clone.
 #[derive(Clone)]
@@ -39,6 +53,7 @@ pub(crate) struct Worker {
 
 /// What the thread and its callers both see.
 struct Shared {
+    engines: AtomicU64,
     tickets: AtomicU64,
     /// Requests that wait or run.
     in_flight: AtomicUsize,
@@ -70,6 +85,7 @@ impl Worker {
     pub(crate) fn start(metrics: Arc<Metrics>) -> std::io::Result<Self> {
         let (commands, receiver) = channel();
         let shared = Arc::new(Shared {
+            engines: AtomicU64::new(0),
             tickets: AtomicU64::new(0),
             in_flight: AtomicUsize::new(0),
             delivered: Mutex::new(Instant::now()),
@@ -87,31 +103,34 @@ impl Worker {
         self.commands.send(command).map_err(|_| ApiError::unavailable("the server is stopping"))
     }
 
-    /// Adds a model.
-    pub(crate) fn add(&self, model: u64, engine: Engine) -> ApiResult<()> {
-        self.send(Command::Add { model, engine: Box::new(engine) })
+    /// Adds an engine.
+    pub(crate) fn add(&self, engine: Engine) -> ApiResult<EngineHandle> {
+        let id = self.shared.engines.fetch_add(1, Ordering::Relaxed);
+        let handle = EngineHandle { id, lost: Arc::default() };
+        self.send(Command::Add { handle: handle.clone(), engine: Box::new(engine) })?;
+        Ok(handle)
     }
 
-    /// What `ask` finds out of a model's engine, between two steps.
+    /// What `ask` finds out of an engine, between two steps.
     pub(crate) async fn ask<T: Send + 'static>(
         &self,
-        model: u64,
+        engine: &EngineHandle,
         ask: impl FnOnce(&Engine) -> T + Send + 'static,
     ) -> ApiResult<T> {
         let (sender, receiver) = oneshot::channel();
         let ask: Asking = Box::new(move |engine| {
             // Who asked may have gone.
-            let _ = sender.send(engine.map(ask));
+            let _ = sender.send(ask(engine));
         });
-        self.send(Command::Ask { model, ask })?;
-        let answer = receiver.await.map_err(|_| ApiError::unavailable("the server is stopping"))?;
-        answer.ok_or_else(ApiError::unloaded)
+        self.send(Command::Ask { engine: engine.id, ask })?;
+        // The engine has gone, and perhaps the thread.
+        receiver.await.map_err(|_| ApiError::unloaded())
     }
 
     /// Queues a request, unless `most` wait or run already.
     pub(crate) fn submit(
         &self,
-        model: u64,
+        engine: &EngineHandle,
         request: Request,
         (index, listener): (usize, Listener),
         most: usize,
@@ -128,7 +147,7 @@ impl Worker {
             self.shared.touch();
         }
         let open = Open { ticket, index, listener };
-        self.send(Command::Submit { model, open, request: Box::new(request) })?;
+        self.send(Command::Submit { engine: engine.id, open, request: Box::new(request) })?;
         Ok(held)
     }
 
@@ -171,14 +190,28 @@ impl Open {
     }
 }
 
+/// An engine that runs.
+struct Served {
+    engine: Engine,
+    handle: EngineHandle,
+}
+
 struct Thread {
     receiver: Receiver<Command>,
     shared: Arc<Shared>,
-    engines: HashMap<u64, Engine>,
-    /// By model and request.
+    engines: HashMap<u64, Served>,
+    /// By engine and request.
     open: HashMap<(u64, RequestId), Open>,
     /// When what still runs is ended.
     stop_at: Option<Instant>,
+}
+
+impl Drop for Thread {
+    /// Nobody waits for a thread that has ended, however it did.
+    fn drop(&mut self) {
+        let ended = ApiError::unavailable("the server was stopped before the reply was complete");
+        self.open.drain().for_each(|(_, open)| open.tell(Err(ended.clone())));
+    }
 }
 
 impl Thread {
@@ -200,8 +233,6 @@ impl Thread {
                 Err(TryRecvError::Disconnected) => return,
             }
             if self.stop_at.is_some_and(|at| Instant::now() >= at) {
-                let ended = ApiError::unavailable("the server was stopped before the reply was complete");
-                self.open.drain().for_each(|(_, open)| open.tell(Err(ended.clone())));
                 return;
             }
         }
@@ -209,30 +240,27 @@ impl Thread {
 
     fn take(&mut self, command: Command) {
         match command {
-            Command::Add { model, engine } => {
-                self.engines.insert(model, *engine);
+            Command::Add { handle, engine } => {
+                self.engines.insert(handle.id, Served { engine: *engine, handle });
             }
-            Command::Ask { model, ask } => ask(self.engines.get(&model)),
-            Command::Submit { model, open, request } => {
-                let submitted = match self.engines.get_mut(&model) {
-                    _ if self.stop_at.is_some() => Err(ApiError::unavailable("the server is stopping")),
-                    None => Err(ApiError::unloaded()),
-                    Some(engine) => engine.submit(*request).map_err(ApiError::from),
+            Command::Ask { engine, ask } => drop(self.with(engine, |engine| ask(engine))),
+            Command::Submit { engine: id, open, request } => {
+                let submitted = if self.stop_at.is_some() {
+                    Err(ApiError::unavailable("the server is stopping"))
+                } else {
+                    self.with(id, |engine| engine.submit(*request).map_err(ApiError::from)).flatten()
                 };
                 match submitted {
-                    Ok(id) => {
-                        self.open.insert((model, id), open);
-                    }
+                    Ok(request) => drop(self.open.insert((id, request), open)),
                     Err(error) => open.tell(Err(error)),
                 }
             }
             Command::Cancel { ticket } => {
                 let found = self.open.iter().find(|(_, open)| open.ticket == ticket).map(|(key, _)| *key);
-                if let Some((model, id)) = found {
-                    self.open.remove(&(model, id));
-                    if let Some(engine) = self.engines.get_mut(&model) {
-                        engine.cancel(id);
-                    }
+                if let Some((id, request)) = found {
+                    self.open.remove(&(id, request));
+                    // If there is no engine, nothing of the request is left.
+                    let _ = self.with(id, |engine| engine.cancel(request));
                     self.shared.metrics.cancelled.inc();
                 }
             }
@@ -241,56 +269,77 @@ impl Thread {
         self.gauge();
     }
 
+    /// Lets an engine do something. If it panics it is lost: what it holds is dropped, its requests end, and nobody
+    /// else's.
+    fn with<T>(&mut self, id: u64, run: impl FnOnce(&mut Engine) -> T) -> ApiResult<T> {
+        let Some(served) = self.engines.get_mut(&id) else { return Err(ApiError::unloaded()) };
+        // Nothing of the engine is used after a panic.
+        catch_unwind(AssertUnwindSafe(|| run(&mut served.engine))).map_err(|_| self.lose(id))
+    }
+
+    /// Drops an engine that panicked and ends its requests; returns what they are told.
+    fn lose(&mut self, id: u64) -> ApiError {
+        let error = ApiError::internal("the engine failed; its model is loaded again for the next request");
+        self.shared.metrics.panics.inc();
+        if let Some(served) = self.engines.remove(&id) {
+            served.handle.lost.store(true, Ordering::Release);
+            // What it left half done may have it panic again.
+            let _ = catch_unwind(AssertUnwindSafe(|| drop(served.engine)));
+        }
+        self.open.retain(|(of, _), open| {
+            if *of == id {
+                open.tell(Err(error.clone()));
+            }
+            *of != id
+        });
+        error
+    }
+
     /// Lets every engine that has something to do advance by a step.
     fn step(&mut self) {
-        let Self { engines, open, shared, .. } = self;
-        for (&model, engine) in engines.iter_mut().filter(|(_, engine)| !engine.is_idle()) {
+        let busy: Vec<u64> =
+            self.engines.iter().filter(|(_, served)| !served.engine.is_idle()).map(|(&id, _)| id).collect();
+        for id in busy {
             let started = Instant::now();
-            let Ok(updates) = catch_unwind(AssertUnwindSafe(|| engine.step())) else {
-                // Its requests end, and what they hold is freed. The model is not loaded anew.
-                shared.metrics.panics.inc();
-                let error = ApiError::new(
-                    axum::http::StatusCode::INTERNAL_SERVER_ERROR,
-                    "the engine failed in this step",
-                );
-                open.retain(|(of, id), open| {
-                    if *of == model {
-                        engine.cancel(*id);
-                        open.tell(Err(error.clone()));
-                    }
-                    *of != model
-                });
+            let Ok((updates, warnings)) =
+                self.with(id, |engine| (engine.step(), engine.take_prefix_warnings()))
+            else {
                 continue;
             };
-            for warning in engine.take_prefix_warnings() {
+            for warning in warnings {
                 tracing::warn!("--prompt-cache-dir: {warning}");
             }
-            shared.metrics.step.observe(started.elapsed().as_secs_f64());
+            self.shared.metrics.step.observe(started.elapsed().as_secs_f64());
             if !updates.is_empty() {
-                shared.touch();
+                self.shared.touch();
             }
-            for (id, update) in updates {
-                let (update, ended) = match update {
-                    Update::Failed(error) => (Err(ApiError::from(error)), true),
-                    Update::Token(event) => {
-                        shared.metrics.tokens.inc_by(u64::from(event.token.is_some()));
-                        let ended = event.finish.is_some();
-                        (Ok(Update::Token(event)), ended)
-                    }
-                    update => (Ok(update), false),
-                };
-                let Some(listener) = open.get(&(model, id)) else { continue };
-                listener.tell(update);
-                if ended {
-                    open.remove(&(model, id));
-                }
+            for (request, update) in updates {
+                self.deliver((id, request), update);
             }
         }
         self.gauge();
     }
 
+    /// Tells who waits for a request what happened to it.
+    fn deliver(&mut self, key: (u64, RequestId), update: Update) {
+        let (update, ended) = match update {
+            Update::Failed(error) => (Err(ApiError::from(error)), true),
+            Update::Token(event) => {
+                self.shared.metrics.tokens.inc_by(u64::from(event.token.is_some()));
+                let ended = event.finish.is_some();
+                (Ok(Update::Token(event)), ended)
+            }
+            update => (Ok(update), false),
+        };
+        let Some(open) = self.open.get(&key) else { return };
+        open.tell(update);
+        if ended {
+            self.open.remove(&key);
+        }
+    }
+
     fn gauge(&self) {
-        let budgets = || self.engines.values().map(|engine| engine.kv().budget());
+        let budgets = || self.engines.values().map(|served| served.engine.kv().budget());
         let metrics = &self.shared.metrics;
         metrics.running.set(self.open.len() as i64);
         metrics.kv_bytes.set(budgets().map(|budget| budget.used()).sum::<usize>() as i64);

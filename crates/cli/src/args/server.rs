@@ -222,6 +222,7 @@ impl ServerArgs {
                 template: self.template.chat_template_config.clone().unwrap_or_default(),
             },
             limits: self.limits.limits(),
+            ..ServerOptions::default()
         };
         let tls = self.access.tls_cert.clone().zip(self.access.tls_key.clone());
         let tls = tls.map(|(cert, key)| Tls { cert, key });

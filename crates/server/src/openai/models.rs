@@ -3,14 +3,14 @@
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::folder::Folder;
-use crate::model::Listed;
+use crate::models::Listed;
 use axum::Json;
 use axum::extract::{Path, State};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 fn describe(listed: &Listed<'_>, adapters: &[String]) -> Value {
-    let context = listed.model.map(|model| model.context_length);
+    let context = listed.model.as_ref().map(|model| model.context_length);
     json!({
         "id": listed.name,
         "object": "model",
