@@ -3,6 +3,7 @@
 //! * [`load`] turns a folder, a GGUF file or a cached hub id into a [`Loaded`] model.
 //! * [`engine`] runs requests over it, many at once, each with its own options.
 //! * [`adapter`] loads LoRA and DoRA adapters, one for each request that wants one.
+//! * [`eval`] measures how likely a model finds a text, and what is made of such numbers.
 //! * [`grammar`] makes a request's reply follow a JSON schema, a regular expression or a grammar.
 //! * [`prompt_cache`] keeps what was run of a prompt, in memory and in files.
 //! * [`text`], [`sample`], [`cache`], [`models`], [`checkpoint`] are what those are made of.
@@ -13,6 +14,7 @@ pub mod adapter;
 pub mod cache;
 pub mod checkpoint;
 pub mod engine;
+pub mod eval;
 pub mod grammar;
 pub mod inspect;
 mod load;

@@ -179,6 +179,11 @@ impl Engine {
         &self.eos
     }
 
+    /// Most requests that run at the same time.
+    pub(crate) fn max_running(&self) -> usize {
+        self.options.max_running.max(1)
+    }
+
     /// Compiles grammars for the requests of this engine; takes tens of milliseconds for a large vocabulary.
     ///
     /// # Errors
