@@ -9,6 +9,8 @@ mod device;
 mod end;
 mod env;
 mod interrupt;
+#[allow(dead_code, reason = "the commands that draw come next")]
+mod plot;
 mod progress;
 mod prompts;
 mod report;
