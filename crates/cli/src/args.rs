@@ -4,6 +4,7 @@
 //! Names, defaults and spellings are those of mlx-lm 0.32, so that its users change one word in a script.
 
 pub(crate) mod adapter;
+pub(crate) mod benchmark;
 pub(crate) mod cache_prompt;
 pub(crate) mod chat;
 pub(crate) mod choices;
@@ -52,6 +53,8 @@ pub(crate) enum Command {
     CachePrompt(Box<cache_prompt::CachePromptArgs>),
     /// Serve models to programs that speak OpenAI's or Anthropic's protocol
     Server(Box<server::ServerArgs>),
+    /// Measure how fast a model runs on this machine, alone or beside a server
+    Benchmark(Box<benchmark::BenchmarkArgs>),
     /// Say what a model is and what it will need, without running it
     Inspect(Box<inspect::InspectArgs>),
     /// Print a completion script for a shell

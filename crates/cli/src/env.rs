@@ -53,6 +53,11 @@ pub(crate) fn api_key() -> Option<String> {
     variable("LMX_API_KEY").map(|value| value.to_string_lossy().into_owned())
 }
 
+/// The key that a server to be measured is given where the command line names none.
+pub(crate) fn openai_api_key() -> Option<String> {
+    variable("OPENAI_API_KEY").map(|value| value.to_string_lossy().into_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

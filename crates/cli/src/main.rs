@@ -2,6 +2,7 @@
 
 mod adapters;
 mod args;
+mod benchmark;
 mod cached;
 mod chat;
 mod commands;
@@ -41,6 +42,7 @@ fn run() -> Result<(), End> {
         Command::Chat(args) => commands::chat::run(&args.validate()?),
         Command::CachePrompt(args) => commands::cache_prompt::run(args.validate()?),
         Command::Server(args) => commands::server::run(args.validate()?),
+        Command::Benchmark(args) => commands::benchmark::run(&*args.validate()?),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Completions(args) => commands::completions::run(&args),
     }

@@ -35,6 +35,11 @@ impl Notices {
         self.lines.push(line);
     }
 
+    /// All of them.
+    pub(crate) fn lines(&self) -> &[String] {
+        &self.lines
+    }
+
     /// Says what was not said yet.
     pub(crate) fn say_facts(&self) {
         self.facts.iter().for_each(|fact| terminal::note(fact));
@@ -141,6 +146,11 @@ pub(crate) fn peak_memory() -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let kibibytes = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
     kibibytes.unwrap_or(0) * 1024
+}
+
+/// Has [`peak_memory`] begin again with what is held now, where the system allows that (Linux); elsewhere it goes on.
+pub(crate) fn forget_peak_memory() {
+    let _ = std::fs::write("/proc/self/clear_refs", "5");
 }
 
 /// Bytes in mlx-lm's unit, 10⁹.

@@ -110,7 +110,7 @@ fn version_and_completions() {
 
 #[test]
 fn help_shows_every_flag() {
-    for command in ["", "generate", "chat", "cache-prompt", "server", "inspect"] {
+    for command in ["", "generate", "chat", "cache-prompt", "server", "benchmark", "inspect"] {
         let words: Vec<&str> = [command, "--help"].into_iter().filter(|word| !word.is_empty()).collect();
         let help = run(&words);
         let name = if command.is_empty() { "lmx" } else { command };
@@ -120,7 +120,7 @@ fn help_shows_every_flag() {
 
 #[test]
 fn a_missing_model_is_named() {
-    for command in ["generate", "chat", "server", "inspect"] {
+    for command in ["generate", "chat", "server", "benchmark", "inspect"] {
         let outcome = run_with_input(&[command, "--model", "/nonexistent/model"], b"hi\n");
         outcome.assert_error(1, &["/nonexistent/model"]);
     }

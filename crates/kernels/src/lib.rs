@@ -7,11 +7,13 @@
 //! * [`float`]: matmul over f32, f16, bf16 and fp8 weights.
 //! * [`attention`]: attention over KV blocks, and how keys and values lie in a block.
 //! * [`vector`]: norms, rotary embedding, activations, and other row-wise kernels.
+//! * [`read_bandwidth`]: what the memory gives.
 //!
 //! Every kernel has a scalar twin that is its definition; all ISA paths give the scalar twin's bits, and the
 //! result of a row never depends on the other rows, on the number of rows, or on the number of threads.
 
 pub mod attention;
+mod bandwidth;
 mod disjoint;
 pub mod float;
 pub mod isa;
@@ -22,6 +24,7 @@ mod scratch;
 mod simd;
 pub mod vector;
 
+pub use bandwidth::read_bandwidth;
 pub use isa::Isa;
 pub use memory::{AlignedBytes, Arena};
 pub use pool::Pool;

@@ -32,6 +32,13 @@ impl Device {
         &self.0.exec
     }
 
+    /// Bytes per second that the device's threads read from memory: one measurement for each of `passes` over a buffer of
+    /// `bytes`, which is allocated and written first.
+    #[must_use]
+    pub fn read_bandwidth(&self, bytes: usize, passes: usize) -> Vec<f64> {
+        lmx_kernels::read_bandwidth(self.exec(), bytes, passes)
+    }
+
     /// A buffer of `len` values, whose content is whatever an earlier tensor left.
     pub(crate) fn take(&self, len: usize) -> Vec<f32> {
         let mut spare = self.0.spare.lock().unwrap_or_else(PoisonError::into_inner);

@@ -35,3 +35,23 @@ impl RefusedByGenerate {
         ])
     }
 }
+
+/// The flags that `lmx benchmark` refuses.
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct RefusedByBenchmark {
+    #[arg(long, hide = true)]
+    pipeline: bool,
+    #[arg(long, hide = true)]
+    quantize_activations: bool,
+}
+
+impl RefusedByBenchmark {
+    /// # Errors
+    /// Names the first flag that was given.
+    pub(crate) fn check(&self) -> Result<(), End> {
+        refuse(&[
+            ("--pipeline", self.pipeline, "lmx runs on one machine; leave the flag out"),
+            ("--quantize-activations (-qa)", self.quantize_activations, ACTIVATIONS),
+        ])
+    }
+}

@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+pub(crate) mod benchmark;
 pub(crate) mod cache_prompt;
 pub(crate) mod chat;
 mod choices;
