@@ -9,6 +9,7 @@ pub(crate) mod cache_prompt;
 pub(crate) mod chat;
 pub(crate) mod choices;
 mod compat;
+pub(crate) mod evaluate;
 mod form;
 pub(crate) mod generate;
 pub(crate) mod inspect;
@@ -53,6 +54,8 @@ pub(crate) enum Command {
     CachePrompt(Box<cache_prompt::CachePromptArgs>),
     /// Serve models to programs that speak OpenAI's or Anthropic's protocol
     Server(Box<server::ServerArgs>),
+    /// Evaluate a model on tasks of lm-evaluation-harness, which must be installed
+    Evaluate(Box<evaluate::EvaluateArgs>),
     /// Measure how fast a model runs on this machine, alone or beside a server
     Benchmark(Box<benchmark::BenchmarkArgs>),
     /// Say what a model is and what it will need, without running it

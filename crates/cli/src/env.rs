@@ -53,6 +53,11 @@ pub(crate) fn api_key() -> Option<String> {
     variable("LMX_API_KEY").map(|value| value.to_string_lossy().into_owned())
 }
 
+/// `PATH`: the folders in which programs are looked for.
+pub(crate) fn path() -> Vec<PathBuf> {
+    variable("PATH").map(|path| std::env::split_paths(&path).collect()).unwrap_or_default()
+}
+
 /// The key that a server to be measured is given where the command line names none.
 pub(crate) fn openai_api_key() -> Option<String> {
     variable("OPENAI_API_KEY").map(|value| value.to_string_lossy().into_owned())

@@ -9,6 +9,7 @@ mod commands;
 mod device;
 mod end;
 mod env;
+mod evaluate;
 mod interrupt;
 #[allow(dead_code, reason = "the commands that draw come next")]
 mod plot;
@@ -42,6 +43,7 @@ fn run() -> Result<(), End> {
         Command::Chat(args) => commands::chat::run(&args.validate()?),
         Command::CachePrompt(args) => commands::cache_prompt::run(args.validate()?),
         Command::Server(args) => commands::server::run(args.validate()?),
+        Command::Evaluate(args) => commands::evaluate::run(&args.validate()?),
         Command::Benchmark(args) => commands::benchmark::run(&*args.validate()?),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Completions(args) => commands::completions::run(&args),

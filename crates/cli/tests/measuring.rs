@@ -5,10 +5,13 @@ mod common;
 
 use common::model::{Model, Then};
 use common::server::Server;
-use common::{Outcome, run};
+use common::{Outcome, lmx, outcome, run};
+use lmx::engine::{Engine, EngineOptions, PromptLogprobs, Request, Update};
+use lmx::{Device, Isa, KvType, LoadOptions};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
+use tempfile::TempDir;
 
 #[track_caller]
 fn benchmark(model: &str, words: &[&str]) -> Outcome {
@@ -182,4 +185,215 @@ fn what_a_benchmark_refuses() {
     // Nobody listens on port 9 of a test machine.
     let words = ["-p", "4", "-g", "2", "--against", "http://127.0.0.1:9"];
     benchmark(model.path(), &words).assert_error(1, &["--against", "127.0.0.1:9"]);
+}
+
+/// Runs the evaluation of `requests` with the harness's stand-in, and `words`.
+fn evaluate(model: &str, requests: &Value, words: &[&str]) -> Outcome {
+    let dir = TempDir::new().unwrap();
+    let (file, results) = (dir.path().join("requests.json"), dir.path().join("results"));
+    std::fs::write(&file, requests.to_string()).unwrap();
+    let output = ["--output-dir", results.to_str().unwrap(), "--python", "python3"];
+    let mut command = lmx(&[&["evaluate", "--model", model, "--threads", "2"], &output[..], words].concat());
+    let stand_in = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/harness");
+    command.env("PYTHONPATH", stand_in).env("PYTHONDONTWRITEBYTECODE", "1").env("LMX_TEST_REQUESTS", &file);
+    let outcome = outcome(&mut command, b"");
+    if outcome.code == Some(0) {
+        let written = std::fs::read_dir(results.join("model")).unwrap().count();
+        assert_eq!(written, 2, "the harness's files");
+    }
+    outcome
+}
+
+/// The stand-in's answers.
+#[track_caller]
+fn answers(model: &str, requests: &Value, words: &[&str]) -> Value {
+    let words = [&["--tasks", "requests", "--json"], words].concat();
+    object(&evaluate(model, requests, &words))["results"]["requests"].clone()
+}
+
+/// The log-likelihood of the bytes of `text` from the index `from` on, and whether greedy decoding would give them, by
+/// the engine alone: a byte is a token, before which `prefix` stands.
+fn reference(model: &Model, prefix: Option<u32>, text: &str, from: usize) -> (f64, bool) {
+    let loaded = lmx::load(model.path(), &LoadOptions::new(Device::cpu(Isa::best(), 1))).unwrap();
+    let encoded = loaded.tokenizer.encode(text, false).unwrap();
+    let options = EngineOptions { kv_type: KvType::F32, ..EngineOptions::default() };
+    let mut engine = Engine::new(loaded.model, loaded.tokenizer, loaded.eos, options).unwrap();
+    let from = from + usize::from(prefix.is_some());
+    let request = Request {
+        prompt_logprobs: Some(PromptLogprobs { from, top: 0 }),
+        ..Request::new(prefix.into_iter().chain(encoded).collect(), 0)
+    };
+    let (mut sum, mut greedy) = (0.0, true);
+    let mut generation = engine.generate(request).unwrap();
+    while let Some(update) = generation.next_update() {
+        let Update::Prompt(tokens) = update else { continue };
+        sum += tokens.iter().map(|token| f64::from(token.logprob)).sum::<f64>();
+        greedy &= tokens.iter().all(|token| token.greedy);
+    }
+    (sum, greedy)
+}
+
+#[track_caller]
+fn assert_scored(answer: &Value, (sum, greedy): (f64, bool)) {
+    assert_eq!(answer[0].as_f64(), Some(sum), "{answer}");
+    assert_eq!(answer[1].as_bool(), Some(greedy), "{answer}");
+}
+
+#[test]
+fn log_likelihoods_are_those_of_the_engine() {
+    let model = Model::random();
+    let pairs =
+        json!([["hello", " world"], ["hello", "!"], ["", "ab"], ["one ", "two"], ["hello", " there"]]);
+    let requests = json!({"loglikelihood": pairs, "loglikelihood_rolling": [["a text"], ["b"]]});
+    let plain = ["--no-apply-chat-template"];
+    let got = answers(model.path(), &requests, &plain);
+    // The model has no BOS, so that its EOS stands before what would begin with nothing.
+    let end = Some(256);
+    let scored = &got["loglikelihood"];
+    assert_scored(&scored[0], reference(&model, None, "hello world", 5));
+    assert_scored(&scored[1], reference(&model, None, "hello!", 5));
+    assert_scored(&scored[2], reference(&model, end, "ab", 0));
+    // White space at the end of a context is scored.
+    assert_scored(&scored[3], reference(&model, None, "one two", 3));
+    let rolling = &got["loglikelihood_rolling"];
+    assert_eq!(rolling[0].as_f64(), Some(reference(&model, end, "a text", 0).0));
+    assert_eq!(rolling[1].as_f64(), Some(reference(&model, end, "b", 0).0));
+    let alone = answers(model.path(), &requests, &[&plain[..], &["--batch-size", "1"]].concat());
+    assert_eq!(alone["loglikelihood"], *scored, "a batch changes nothing");
+    assert_eq!(got["apply_chat_template"], false);
+}
+
+#[test]
+fn what_is_longer_than_the_model_is_given() {
+    let model = Model::random();
+    let requests = json!({
+        "loglikelihood": [["0123456789", "abc"]],
+        "loglikelihood_rolling": [["0123456789"]],
+        "generate_until": [["0123456789", {"until": [], "max_gen_toks": 3}]],
+    });
+    let words = ["--no-apply-chat-template", "--max-length", "8"];
+    let got = answers(model.path(), &requests, &words);
+    // The last token is scored, but not read: eight are.
+    assert_scored(&got["loglikelihood"][0], reference(&model, None, "456789abc", 6));
+    let described = &got["described"];
+    let counts = ["truncated_contexts", "windowed_texts", "truncated_prompts", "max_length"];
+    assert_eq!(counts.map(|count| described[count].as_u64().unwrap()), [1, 1, 1, 8], "{described}");
+    let short = answers(model.path(), &json!({"generate_until": [["56789", {"max_gen_toks": 3}]]}), &words);
+    assert_eq!(got["generate_until"], short["generate_until"]);
+    let said = evaluate(model.path(), &requests, &[&["--tasks", "requests"], &words[..]].concat());
+    assert!(said.stderr.contains("1 of 1 contexts were longer"), "{said:?}");
+}
+
+#[test]
+fn the_table_is_all_of_standard_output() {
+    let model = Model::random();
+    let requests = json!({"loglikelihood": [["a", "b"]]});
+    let words = ["--tasks", "req*,requests", "--num-shots", "2", "--limit", "0.5", "--seed", "7"];
+    let said = evaluate(model.path(), &requests, &words);
+    assert_eq!(said.assert_ok(), "|table of requests|");
+    assert!(said.stderr.contains("written: "), "{said:?}");
+    assert!(said.stderr.contains("noise"), "what the harness prints goes to standard error: {said:?}");
+    let settings = &answers(model.path(), &requests, &words[2..])["settings"];
+    assert_eq!((&settings["num_fewshot"], &settings["limit"]), (&json!(2), &json!(0.5)));
+    assert_eq!((&settings["numpy_random_seed"], &settings["batch_size"]), (&json!(7), &json!(8)));
+}
+
+#[test]
+fn texts_end_where_the_task_says() {
+    let model = Model::script(&[b"ab", b"c\n", b"d"], Then::Loop);
+    let user = json!([{"role": "user", "content": "say it"}]);
+    let prompt = format!("<|user|>say it{}\n{}", common::model::END, common::model::ASSISTANT);
+    let words = |words: Value| json!([prompt, words]);
+    let requests = json!({
+        "chats": [user],
+        "generate_until": [
+            words(json!({"until": ["d"], "max_gen_toks": 9})),
+            words(json!({"until": "bc"})),
+            words(json!({"max_gen_toks": 2, "num_beams": 4})),
+        ],
+    });
+    let got = answers(model.path(), &requests, &[]);
+    assert_eq!(got["chats"], json!([prompt]));
+    assert_eq!(got["generate_until"], json!(["abc\n", "a", "abc\n", "abc"]));
+    assert_eq!(
+        (&got["apply_chat_template"], &got["chat_template"]),
+        (&json!(true), &json!(common::model::TEMPLATE))
+    );
+    let cut = answers(model.path(), &requests, &["--max-tokens", "1", "--batch-size", "2"]);
+    assert_eq!(cut["generate_until"], json!(["ab", "ab", "ab", "ab"]), "the user's limit wins");
+    let said = evaluate(model.path(), &requests, &["--tasks", "requests"]);
+    assert!(said.stderr.contains("num_beams has no effect"), "{said:?}");
+}
+
+#[test]
+fn thoughts_are_no_part_of_an_answer() {
+    let model = Model::script(&[b"<think>", b"one\n", b"</think>", b"two", b"\n"], Then::Loop);
+    let prompt = common::model::ASSISTANT;
+    let requests = json!({"generate_until": [
+        [prompt, {"until": ["\n"], "max_gen_toks": 9}],
+        [prompt, {"until": ["\n"], "max_gen_toks": 2}],
+    ]});
+    let got = answers(model.path(), &requests, &[]);
+    // What ends an answer does not end the thoughts before it; thoughts alone are no answer.
+    assert_eq!(got["generate_until"], json!(["two", ""]));
+}
+
+#[test]
+fn sampling_is_the_tasks_or_the_users() {
+    let model = Model::random();
+    let draw = |n: usize| json!(["ab", {"do_sample": true, "temperature": 1.5, "max_gen_toks": 6 + n}]);
+    let greedy = json!(["ab", {"max_gen_toks": 6}]);
+    let requests = json!({"generate_until": [draw(0), draw(0), greedy, greedy]});
+    let plain = ["--no-apply-chat-template"];
+    let texts = |words: &[&str]| answers(model.path(), &requests, words)["generate_until"].clone();
+    let got = texts(&plain);
+    assert_ne!(got[0], got[1], "each request has draws of its own");
+    assert_eq!(got[2], got[3]);
+    assert_eq!(texts(&plain), got, "the same seed gives the same texts");
+    let cold = texts(&[&plain[..], &["--temp", "0"]].concat());
+    assert_eq!((&cold[0], &cold[1]), (&got[2], &got[2]), "the user's temperature wins");
+}
+
+#[test]
+fn what_an_evaluation_refuses() {
+    let nothing = json!({});
+    let refused = |words: &[&str], code, says: &[&str]| {
+        evaluate("/nonexistent/model", &nothing, words).assert_error(code, says);
+    };
+    refused(&["--tasks", "requests,included,other"], 1, &["--tasks", "included, other", "--include-path"]);
+    refused(&["--tasks", "included", "--include-path", "/nonexistent"], 2, &["--include-path /nonexistent"]);
+    // The task is known with the folder: now the model is missing.
+    refused(&["--tasks", "included", "--include-path", "/"], 1, &["/nonexistent/model"]);
+    refused(&[], 2, &["--tasks"]);
+    refused(&["--tasks", "requests", "--limit", "0"], 2, &["--limit"]);
+    refused(&["--tasks", "requests", "--temp", "-1"], 2, &["--temp must be"]);
+    refused(&["--tasks", "requests", "--top-k", "3"], 2, &["--temp"]);
+    refused(
+        &["--tasks", "requests", "--python", "/nonexistent/python"],
+        1,
+        &["/nonexistent/python", "--python"],
+    );
+    run(&["evaluate", "--tasks", "requests"]).assert_error(2, &["--model"]);
+    let missing = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/harness/missing");
+    let mut command =
+        lmx(&["evaluate", "--model", "/nonexistent/model", "--tasks", "x", "--python", "python3"]);
+    command.current_dir(std::env::temp_dir()).env("PYTHONPATH", missing).env("PYTHONDONTWRITEBYTECODE", "1");
+    outcome(&mut command, b"").assert_error(1, &["pip install lm-eval", "--python"]);
+}
+
+#[test]
+fn what_has_no_likelihood_is_counted_not_hidden() {
+    let model = Model::random();
+    let words = ["--tasks", "requests", "--no-apply-chat-template", "--max-length", "4"];
+    let requests = json!({"loglikelihood": [["a", "b"], ["a", ""], ["a", "bcdefg"]]});
+    let said = evaluate(model.path(), &requests, &words);
+    assert_eq!((said.code, said.stdout.as_str()), (Some(1), ""), "{said:?}");
+    let error = said.stderr.lines().last().unwrap_or_default();
+    assert!(error.contains("2 of 3 pairs") && error.contains("number 1"), "{error}");
+    let words = [&words[..3], &["--apply-chat-template"]].concat();
+    model.edit("tokenizer_config.json", |config| {
+        config.as_object_mut().unwrap().remove("chat_template");
+    });
+    let said = evaluate(model.path(), &requests, &words);
+    assert!(said.stderr.contains("--apply-chat-template"), "{said:?}");
 }

@@ -110,7 +110,7 @@ fn version_and_completions() {
 
 #[test]
 fn help_shows_every_flag() {
-    for command in ["", "generate", "chat", "cache-prompt", "server", "benchmark", "inspect"] {
+    for command in ["", "generate", "chat", "cache-prompt", "server", "evaluate", "benchmark", "inspect"] {
         let words: Vec<&str> = [command, "--help"].into_iter().filter(|word| !word.is_empty()).collect();
         let help = run(&words);
         let name = if command.is_empty() { "lmx" } else { command };

@@ -118,7 +118,7 @@ impl SamplingArgs {
     }
 }
 
-fn out_of_range(error: &ParamError) -> End {
+pub(super) fn out_of_range(error: &ParamError) -> End {
     End::Usage(format!("{} must be {}, but is {}", flag_of(error.field), error.allowed, error.value))
 }
 

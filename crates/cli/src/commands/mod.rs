@@ -5,6 +5,7 @@ pub(crate) mod cache_prompt;
 pub(crate) mod chat;
 mod choices;
 pub(crate) mod completions;
+pub(crate) mod evaluate;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 mod prompts;

@@ -128,7 +128,10 @@ impl<'a> Scorer<'a> {
     }
 
     /// The tokens of a text, without what the tokenizer puts behind it.
-    pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>, ScoreError> {
+    ///
+    /// # Errors
+    /// The tokenizer's own.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, ScoreError> {
         let tokenizer = self.engine.tokenizer();
         let mut ids = tokenizer.encode(text, false)?;
         let bos = tokenizer.bos().filter(|_| self.bos && tokenizer.adds_bos());

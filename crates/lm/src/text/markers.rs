@@ -16,6 +16,15 @@ pub struct ThinkingMarkers {
     pub end_tokens: Vec<u32>,
 }
 
+impl ThinkingMarkers {
+    /// Whether a rendered prompt ends within thoughts, so that the reply begins there.
+    #[must_use]
+    pub fn opened_by(&self, prompt: &str) -> bool {
+        let last = |marker: &str| prompt.rfind(marker.trim());
+        last(&self.start) > last(&self.end)
+    }
+}
+
 /// Markers that are single tokens, in the order in which they are looked for.
 const SINGLE: [(&str, &str); 3] =
     [("<think>", "</think>"), ("<longcat_think>", "</longcat_think>"), ("<|think:start|>", "<|think:end|>")];
