@@ -12,4 +12,5 @@ mod invariance;
 mod observe;
 mod requests;
 mod schedules;
+mod scoring;
 mod speculation;

@@ -1,9 +1,6 @@
 //! Log-likelihoods: those of a reply that is forced to be the text, for any batch, at every border of texts and contexts.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed unwrap is a failed test")]
 
-mod golden_cases;
-
-use golden_cases::Case;
+use crate::common::golden_cases::Case;
 use lmx::cache::PrefixCacheOptions;
 use lmx::checkpoint::{Checkpoint, OpenOptions};
 use lmx::engine::{Engine, EngineOptions, Request};
