@@ -31,8 +31,15 @@ fn ends_at_once() -> Model {
 #[test]
 fn a_benchmark_runs_every_cell_in_full() {
     let model = ends_at_once();
-    let words = ["-p", "5,9", "-b", "1,3", "-g", "4", "-n", "2", "--json"];
+    let plot = model.file("plot.svg");
+    let words = ["-p", "5,9", "-b", "1,3", "-g", "4", "-n", "2", "--json", "--plot", plot.to_str().unwrap()];
     let report = object(&benchmark(model.path(), &words));
+    let picture = std::fs::read_to_string(plot).unwrap();
+    for text in
+        ["<svg", "Throughput against batch size", "roofline, prompt 9", "lmx, batch 3", "medians of 2 trials"]
+    {
+        assert!(picture.contains(text), "{text}");
+    }
     let results = report["results"].as_array().unwrap();
     let cells: Vec<[u64; 2]> = results
         .iter()
@@ -60,6 +67,7 @@ fn a_benchmark_runs_every_cell_in_full() {
         assert!(row["peak_memory_bytes"].as_u64().unwrap() > 1_000_000, "{row}");
     }
     assert_eq!(report["machine"]["threads"], 2);
+    assert!((0.0..=1.0).contains(&report["others_share"].as_f64().unwrap()), "{report}");
     assert!(report["bandwidth_bytes_per_second"].as_f64().unwrap() > 1e8, "{report}");
 }
 
@@ -178,6 +186,8 @@ fn what_a_benchmark_refuses() {
     ] {
         benchmark("/nonexistent/model", words).assert_error(2, &[says]);
     }
+    let unwritable = ["--plot", "/nonexistent/plot.svg"];
+    benchmark("/nonexistent/model", &unwritable).assert_error(1, &["--plot", "/nonexistent/plot.svg"]);
     let model = Model::random();
     let words = ["-p", "131072", "-g", "1"];
     benchmark(model.path(), &words)

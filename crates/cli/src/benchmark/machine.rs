@@ -1,12 +1,11 @@
 //! What the figures were measured on, and the limit that its memory sets.
 
+use super::trial::Sample;
+use crate::device::default_kv_memory;
 use lmx::Device;
 use lmx::engine::Engine;
 use lmx::models::LinearRole;
 use serde::Serialize;
-
-use super::trial::Sample;
-use crate::device::default_kv_memory;
 
 /// The machine as the figures' reader needs to know it.
 #[derive(Clone, Debug, Serialize)]
@@ -36,6 +35,44 @@ impl Machine {
             threads: device.exec().pool.threads(),
             isa: device.exec().isa.to_string(),
         }
+    }
+}
+
+/// The CPU time that the machine has spent, in Linux's ticks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CpuTime {
+    all: u64,
+    busy: u64,
+    own: u64,
+}
+
+impl CpuTime {
+    /// Until now; `None` where the system does not tell.
+    pub(crate) fn now() -> Option<Self> {
+        let read = |file: &str| std::fs::read_to_string(file).ok();
+        let machine = read("/proc/stat")?;
+        // user, nice, system, idle, waiting for input, interrupts (two kinds), stolen
+        let ticks: Vec<u64> = machine
+            .lines()
+            .next()?
+            .split_whitespace()
+            .skip(1)
+            .take(8)
+            .filter_map(|n| n.parse().ok())
+            .collect();
+        let (all, idle) = (ticks.iter().sum(), ticks.get(3)? + ticks.get(4)?);
+        let own = read("/proc/self/stat")?;
+        // Behind the name, which may hold blanks: the 14th and 15th fields are user and system time.
+        let own =
+            own.rsplit_once(')')?.1.split_whitespace().skip(11).take(2).filter_map(|n| n.parse::<u64>().ok());
+        Some(Self { all, busy: all - idle, own: own.sum() })
+    }
+
+    /// The share of the machine that other programs have taken since.
+    pub(crate) fn others_since(&self) -> Option<f64> {
+        let now = Self::now()?;
+        let (all, busy, own) = (now.all - self.all, now.busy - self.busy, now.own - self.own);
+        (all > 0).then(|| busy.saturating_sub(own) as f64 / all as f64)
     }
 }
 

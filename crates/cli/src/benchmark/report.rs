@@ -10,6 +10,9 @@ use std::fmt::Write as _;
 pub(crate) const SENT_AS_TEXT: &str = "the server does not take token ids: it got the prompts as text, which it may have \
     cut into another number of tokens";
 
+/// Up to this share other programs do little harm.
+const QUIET: f64 = 0.1;
+
 /// One point of the sweeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cell {
@@ -18,7 +21,7 @@ pub(crate) struct Cell {
 }
 
 /// Who was measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Program {
     Lmx,
     Server,
@@ -38,6 +41,8 @@ pub(crate) struct Report<'a> {
     /// Address and model of the server.
     pub(crate) server: Option<(&'a str, &'a str)>,
     pub(crate) machine: Machine,
+    /// The share of the machine that other programs took meanwhile, a local server among them.
+    pub(crate) others: Option<f64>,
     pub(crate) kv_format: &'a str,
     pub(crate) roofline: Roofline,
     pub(crate) generation_tokens: usize,
@@ -118,6 +123,12 @@ impl Report<'_> {
                 ));
             }
         }
+        if let Some(others) = self.others.filter(|&others| others > QUIET && self.server.is_none()) {
+            notices.add(format!(
+                "other programs took {:.0} % of the machine's CPU time meanwhile: the figures say little",
+                100.0 * others
+            ));
+        }
         if self.roofline.weights_bytes.is_none() {
             notices.add_fact("no roofline: how many experts' weights a step reads depends on the tokens");
         }
@@ -142,6 +153,14 @@ impl Report<'_> {
             let _ = write!(text, "; a step reads {:.3} GB of weights", gigabytes(weights));
         }
         text.push('\n');
+        if let Some(others) = self.others {
+            let server = if self.server.is_some() { ", the server if it runs here" } else { "" };
+            let _ = writeln!(
+                text,
+                "Others: {:.0} % of all CPU time went to other programs{server}",
+                100.0 * others
+            );
+        }
         text
     }
 
@@ -190,6 +209,7 @@ impl Report<'_> {
             "model": self.model,
             "against": self.server.map(|(url, model)| json!({"url": url, "model": model})),
             "machine": self.machine,
+            "others_share": self.others,
             "kv_format": self.kv_format,
             "prefill_step_size": self.prefill_step_size,
             "generation_tokens": self.generation_tokens,

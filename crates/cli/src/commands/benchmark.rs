@@ -3,18 +3,20 @@
 use crate::args::benchmark::BenchmarkArgs;
 use crate::args::model::TemplateArgs;
 use crate::benchmark::client::{Client, Form, Prompt};
-use crate::benchmark::machine::{Machine, Roofline};
+use crate::benchmark::machine::{CpuTime, Machine, Roofline};
 use crate::benchmark::prompts::Prompts;
 use crate::benchmark::report::{Cell, Measured, Program, Report};
 use crate::benchmark::trial::Trial;
-use crate::benchmark::{engine, report};
+use crate::benchmark::{charts, engine, report};
 use crate::end::End;
 use crate::env;
 use crate::interrupt::Hold;
+use crate::plot;
 use crate::progress::Progress;
 use crate::report::Notices;
 use crate::session::{Concurrency, Reuse, Session};
 use crate::terminal;
+use anyhow::Context;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
@@ -24,6 +26,11 @@ const WARM_UP_TOKENS: usize = 16;
 /// Runs the command.
 pub(crate) fn run(args: &BenchmarkArgs) -> Result<(), End> {
     let mut notices = Notices::new(args.json);
+    if let Some(path) = &args.plot {
+        // Known before anything is measured.
+        let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        opened.with_context(|| format!("--plot: cannot write {}", path.display()))?;
+    }
     let most = args.batch_size.iter().copied().max().map_or(1, NonZeroUsize::get);
     let template = TemplateArgs::default();
     let mut session = Session::open(
@@ -45,7 +52,9 @@ pub(crate) fn run(args: &BenchmarkArgs) -> Result<(), End> {
     let hold = Hold::new();
     let prompts = Prompts::new(&session.engine, args.seed);
     let mut bench = Bench { args, session: &mut session, server, prompts, hold: &hold };
+    let begin = CpuTime::now();
     let measured = bench.run(&cells, &mut notices)?;
+    let others = begin.and_then(|begin| begin.others_since());
     let server = bench.server.take();
     let roofline = Roofline::measure(&session.engine);
     let report = Report {
@@ -55,6 +64,7 @@ pub(crate) fn run(args: &BenchmarkArgs) -> Result<(), End> {
             .zip(against.against.as_deref())
             .map(|(client, url)| (url, client.model.as_str())),
         machine: Machine::of(session.engine.model().device()),
+        others,
         kv_format: &session.kv_format,
         roofline,
         generation_tokens: args.generation_tokens.get(),
@@ -65,6 +75,10 @@ pub(crate) fn run(args: &BenchmarkArgs) -> Result<(), End> {
         measured: &measured,
     };
     report.note(&mut notices);
+    if let Some(path) = &args.plot {
+        let title = format!("lmx benchmark: {}", args.model.name());
+        plot::write(path, &title, &charts::panels(&report), &charts::notes(&report))?;
+    }
     if args.json {
         let object = report.json(&notices);
         return terminal::print(&format!("{object:#}\n"));
