@@ -1,12 +1,11 @@
 //! A prompt that begins like an earlier one gets what it would get from a cold engine, bit for bit, under every
 //! policy; and the cache holds what it says.
 
+use crate::common::logits::reply;
 use crate::common::tiny::engine;
 use lmx::cache::{KvWindow, PrefixCacheOptions, SNAPSHOT};
-use lmx::engine::{Engine, EngineOptions, Request};
-use lmx::sample::SampleError;
+use lmx::engine::{EngineOptions, Request};
 use lmx_tensor::kernels::attention::KvType;
-use std::sync::{Arc, Mutex};
 
 const BLOCK: usize = lmx::cache::BLOCK;
 
@@ -17,33 +16,6 @@ fn warm_options(window: Option<KvWindow>) -> EngineOptions {
         prefix_cache: Some(PrefixCacheOptions::default()),
         ..EngineOptions::default()
     }
-}
-
-/// A reply: its tokens, and a hash of all logits that each was drawn from.
-#[derive(Debug, PartialEq)]
-struct Reply {
-    tokens: Vec<u32>,
-    logits: Vec<u64>,
-}
-
-/// The reply and the prompt tokens that were held.
-fn reply(engine: &mut Engine, prompt: &[u32], max_tokens: usize) -> (Reply, usize) {
-    let logits = Arc::new(Mutex::new(Vec::new()));
-    let log = Arc::clone(&logits);
-    let watch = move |_: &[u32], logits: &mut [f32]| -> Result<(), SampleError> {
-        let hash = |h: u64, l: &f32| (h ^ u64::from(l.to_bits())).wrapping_mul(0x100_0000_01b3);
-        log.lock().unwrap().push(logits.iter().fold(0xcbf2_9ce4_8422_2325, hash));
-        Ok(())
-    };
-    let request = Request {
-        ignore_eos: true,
-        logits_processors: vec![Box::new(watch)],
-        ..Request::new(prompt.to_vec(), max_tokens)
-    };
-    let events: Vec<_> = engine.generate(request).unwrap().map(Result::unwrap).collect();
-    let tokens = events.iter().filter_map(|event| event.token).collect();
-    let logits = logits.lock().unwrap().clone();
-    (Reply { tokens, logits }, events.last().unwrap().stats.cached_tokens)
 }
 
 struct Random(u64);

@@ -2,20 +2,19 @@
 //! changes nothing but how much is run again.
 
 use crate::common::golden_cases::Case;
+use crate::common::logits::reply;
 use crate::common::text_data;
 use crate::common::tiny::tokenizer;
 use lmx::cache::{KvQuantization, KvWindow, PrefixCacheOptions, PrefixDirOptions, PrefixDirWarning};
 use lmx::checkpoint::{Checkpoint, OpenOptions};
-use lmx::engine::{Engine, EngineOptions, Request};
+use lmx::engine::{Engine, EngineOptions};
 use lmx::models::Decoder;
 use lmx::prompt_cache::Identity;
-use lmx::sample::SampleError;
 use lmx::text::EosSet;
 use lmx::{Device, Isa};
 use lmx_tensor::kernels::attention::KvType;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
 
 /// A model whose heads are whole groups.
 const QUANTIZED: &str = "qwen3-no-window-f32";
@@ -51,26 +50,6 @@ fn options(window: Option<KvWindow>, quantization: Option<KvQuantization>) -> En
         prefix_cache: Some(prefixes),
         ..EngineOptions::default()
     }
-}
-
-/// A reply's tokens with a hash of all logits, and the prompt tokens that were held.
-fn reply(engine: &mut Engine, prompt: &[u32], max_tokens: usize) -> ((Vec<u32>, Vec<u64>), usize) {
-    let logits = Arc::new(Mutex::new(Vec::new()));
-    let log = Arc::clone(&logits);
-    let watch = move |_: &[u32], logits: &mut [f32]| -> Result<(), SampleError> {
-        let hash = |h: u64, l: &f32| (h ^ u64::from(l.to_bits())).wrapping_mul(0x100_0000_01b3);
-        log.lock().unwrap().push(logits.iter().fold(0xcbf2_9ce4_8422_2325, hash));
-        Ok(())
-    };
-    let request = Request {
-        ignore_eos: true,
-        logits_processors: vec![Box::new(watch)],
-        ..Request::new(prompt.to_vec(), max_tokens)
-    };
-    let events: Vec<_> = engine.generate(request).unwrap().map(Result::unwrap).collect();
-    let tokens = events.iter().filter_map(|event| event.token).collect();
-    let logits = logits.lock().unwrap().clone();
-    ((tokens, logits), events.last().unwrap().stats.cached_tokens)
 }
 
 fn tokens(seed: u64, count: usize) -> Vec<u32> {
@@ -127,7 +106,7 @@ fn a_restart_goes_on_where_a_text_ended_and_where_it_is_parted_from() {
         assert_eq!(held, 0);
         drop(before);
         // The last token of a reply is never run.
-        let whole = [first.as_slice(), &said.0[..5]].concat();
+        let whole = [first.as_slice(), &said.tokens[..5]].concat();
         let bounded = options.kv_window.is_some();
         let splits = [whole.len(), 170, 64, 33].map(|split| split.min(whole.len()));
         for split in splits {

@@ -223,7 +223,7 @@ fn a_request_goes_on_from_what_its_prompt_has_in_common() {
 }
 
 /// The file with one change to its header.
-fn changed(path: &Path, change: impl FnOnce(&mut Value)) -> Vec<u8> {
+pub(super) fn changed(path: &Path, change: impl FnOnce(&mut Value)) -> Vec<u8> {
     let bytes = std::fs::read(path).unwrap();
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     let mut header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();

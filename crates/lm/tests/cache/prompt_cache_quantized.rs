@@ -1,6 +1,7 @@
 //! Prompt caches that are quantized: what is saved and loaded goes on as what was not, bit for bit; what a file says is
 //! held against what is asked for; damage is named. prompt_cache.rs reads and writes mlx-lm's files.
 
+use super::prompt_cache::changed;
 use crate::common::golden_cases::Case;
 use crate::common::tiny::{model, model_of, tokenizer};
 use lmx::KvType;
@@ -206,16 +207,6 @@ fn floats_that_passed_the_start_are_kept_from_other_requests() {
     let cache = engine.load_prompt_cache(&PromptCacheFile::open(&path).unwrap(), None).unwrap();
     assert_ne!(run(&mut engine, Some(cache)), cold, "the prompt was run over floats");
     assert_eq!(run(&mut engine, None), cold, "what other requests find is their own");
-}
-
-/// The file with one change to its header.
-fn changed(path: &Path, change: impl FnOnce(&mut Value)) -> Vec<u8> {
-    let bytes = std::fs::read(path).unwrap();
-    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-    let mut header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
-    change(&mut header);
-    let header = header.to_string();
-    [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &bytes[8 + length..]].concat()
 }
 
 /// The file with another number.

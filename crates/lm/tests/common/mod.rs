@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test program uses a part")]
 
 pub(crate) mod golden_cases;
+pub(crate) mod logits;
 pub(crate) mod schedule_requests;
 pub(crate) mod text_data;
 pub(crate) mod tiny;

@@ -1,16 +1,16 @@
 //! The two real models against mlx-lm and llama.cpp, and against themselves: batched, chunked, threaded.
 
+use crate::common::logits::LogitsLog;
 use lmx::cache::{KvQuantization, KvStore};
 use lmx::engine::{DraftModel, DraftSpeculation, Engine, EngineOptions, Event, Request, Stats, Update};
 use lmx::models::{StepInputs, kv_spec};
-use lmx::sample::{SampleError, SamplingParams};
+use lmx::sample::SamplingParams;
 use lmx::{Device, Isa, LoadOptions, Loaded};
 use lmx_tensor::RowAdapters;
 use lmx_tensor::kernels::attention::KvType;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
 
 fn model(name: &str) -> PathBuf {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -144,21 +144,15 @@ fn replies(name: &str, prompts: &[Vec<u32>], batch: usize, chunk: usize, threads
     for (first, group) in prompts.chunks(batch).enumerate().map(|(i, group)| (i * batch, group)) {
         let mut requests = BTreeMap::new();
         for (i, prompt) in group.iter().enumerate() {
-            let hashes = Arc::new(Mutex::new(Vec::new()));
-            let log = Arc::clone(&hashes);
-            let watch = move |_: &[u32], logits: &mut [f32]| -> Result<(), SampleError> {
-                let hash = |h: u64, l: &f32| (h ^ u64::from(l.to_bits())).wrapping_mul(0x100_0000_01b3);
-                log.lock().unwrap().push(logits.iter().fold(0xcbf2_9ce4_8422_2325, hash));
-                Ok(())
-            };
+            let log = LogitsLog::default();
             let request = Request {
                 ignore_eos: true,
                 seed: Some((first + i) as u64),
                 sampling: lmx::sample::SamplingParams { temperature: 0.7, ..Default::default() },
-                logits_processors: vec![Box::new(watch)],
+                logits_processors: vec![log.watch()],
                 ..Request::new(prompt.clone(), 12)
             };
-            requests.insert(engine.submit(request).unwrap(), (first + i, hashes));
+            requests.insert(engine.submit(request).unwrap(), (first + i, log));
         }
         while !engine.is_idle() {
             for (id, update) in engine.step() {
@@ -171,8 +165,8 @@ fn replies(name: &str, prompts: &[Vec<u32>], batch: usize, chunk: usize, threads
                 }
             }
         }
-        for (index, hashes) in requests.into_values() {
-            replies.get_mut(&index).unwrap().1.clone_from(&hashes.lock().unwrap());
+        for (index, log) in requests.into_values() {
+            replies.get_mut(&index).unwrap().1 = log.hashes();
         }
     }
     replies
