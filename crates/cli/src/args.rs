@@ -14,6 +14,7 @@ mod form;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod model;
+pub(crate) mod perplexity;
 pub(crate) mod prompts;
 pub(crate) mod refused;
 pub(crate) mod sampling;
@@ -58,6 +59,8 @@ pub(crate) enum Command {
     Evaluate(Box<evaluate::EvaluateArgs>),
     /// Measure how fast a model runs on this machine, alone or beside a server
     Benchmark(Box<benchmark::BenchmarkArgs>),
+    /// Measure how well a model, or two, predict a text
+    Perplexity(Box<perplexity::PerplexityArgs>),
     /// Say what a model is and what it will need, without running it
     Inspect(Box<inspect::InspectArgs>),
     /// Print a completion script for a shell

@@ -6,12 +6,13 @@ mod benchmark;
 mod cached;
 mod chat;
 mod commands;
+mod data;
 mod device;
 mod end;
 mod env;
 mod evaluate;
 mod interrupt;
-#[allow(dead_code, reason = "the commands that draw come next")]
+mod perplexity;
 mod plot;
 mod progress;
 mod prompts;
@@ -45,6 +46,7 @@ fn run() -> Result<(), End> {
         Command::Server(args) => commands::server::run(args.validate()?),
         Command::Evaluate(args) => commands::evaluate::run(&args.validate()?),
         Command::Benchmark(args) => commands::benchmark::run(&*args.validate()?),
+        Command::Perplexity(args) => commands::perplexity::run(args.validate()?),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Completions(args) => commands::completions::run(&args),
     }

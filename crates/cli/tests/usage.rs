@@ -110,7 +110,9 @@ fn version_and_completions() {
 
 #[test]
 fn help_shows_every_flag() {
-    for command in ["", "generate", "chat", "cache-prompt", "server", "evaluate", "benchmark", "inspect"] {
+    for command in
+        ["", "generate", "chat", "cache-prompt", "server", "perplexity", "evaluate", "benchmark", "inspect"]
+    {
         let words: Vec<&str> = [command, "--help"].into_iter().filter(|word| !word.is_empty()).collect();
         let help = run(&words);
         let name = if command.is_empty() { "lmx" } else { command };

@@ -8,5 +8,6 @@ pub(crate) mod completions;
 pub(crate) mod evaluate;
 pub(crate) mod generate;
 pub(crate) mod inspect;
+pub(crate) mod perplexity;
 mod prompts;
 pub(crate) mod server;

@@ -24,7 +24,7 @@ use lmx_tensor::{Linear, Rows};
 pub use error::CheckpointError;
 pub(crate) use folder::Folder;
 pub(crate) use names::canonical;
-pub use source::{ModelSource, OpenOptions};
+pub use source::{ModelSource, OpenOptions, cached_dataset};
 
 use crate::models::{Config, ConfigError, DecoderConfig, families};
 use folder::Shards;

@@ -46,15 +46,8 @@ impl ModelSource {
                 _ => Err(CheckpointError::NotACheckpoint(path.to_owned())),
             };
         }
-        if is_hub_id(name) {
-            let folder = format!("models--{}", name.replace('/', "--"));
-            for cache in &options.hub_cache_dirs {
-                let repository = cache.join(&folder);
-                if repository.is_dir() {
-                    let revision = options.revision.as_deref().unwrap_or("main");
-                    return snapshot(&repository, revision).map(Self::Hub);
-                }
-            }
+        if let Some(snapshot) = cached("models", name, options)? {
+            return Ok(Self::Hub(snapshot));
         }
         Err(CheckpointError::NotFound { name: name.to_owned(), caches: options.hub_cache_dirs.clone() })
     }
@@ -66,6 +59,23 @@ impl ModelSource {
             Self::Folder(path) | Self::Gguf(path) | Self::Hub(path) => path,
         }
     }
+}
+
+/// The snapshot folder of a hub data set that is in a local cache; `None` if it is in none.
+///
+/// # Errors
+/// [`CheckpointError::Revision`].
+pub fn cached_dataset(name: &str, options: &OpenOptions) -> Result<Option<PathBuf>, CheckpointError> {
+    cached("datasets", name, options)
+}
+
+/// The snapshot folder of a hub repository of a kind.
+fn cached(kind: &str, name: &str, options: &OpenOptions) -> Result<Option<PathBuf>, CheckpointError> {
+    let folder = format!("{kind}--{}", name.replace('/', "--"));
+    let mut repositories = options.hub_cache_dirs.iter().map(|cache| cache.join(&folder));
+    let repository = repositories.find(|repository| is_hub_id(name) && repository.is_dir());
+    let revision = options.revision.as_deref().unwrap_or("main");
+    repository.map(|repository| snapshot(&repository, revision)).transpose()
 }
 
 /// `NAME` or `ORG/NAME`, as the hub allows them.

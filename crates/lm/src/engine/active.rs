@@ -179,7 +179,7 @@ impl Active {
             processors,
             drafter: request.speculation.map(|how| Drafter::new(how, request.grammar.as_ref(), prompt_len)),
             grammar: request.grammar,
-            observer: Observer::new(request.prompt_logprobs, request.embedding),
+            observer: Observer::new(request.prompt_logprobs, request.prompt_rows, request.embedding),
             logprobs: Vec::new(),
             top_logprobs: request.top_logprobs.min(vocab),
             ignore_eos: request.ignore_eos,

@@ -22,7 +22,7 @@ pub use choices::{Reply, Score, Vote, majority_vote};
 pub use draft::{DraftError, DraftModel, DraftSpeculation, DraftStop, NgramSpeculation, Speculation};
 pub use event::{Event, FinishReason, Stats, Update};
 pub use generation::Generation;
-pub use observe::{Pooling, PromptLogprobs, PromptToken};
+pub use observe::{Pooling, PromptLogprobs, PromptToken, RowObserver};
 pub use request::{Request, RequestError};
 pub use watch::Liveness;
 

@@ -2,6 +2,7 @@
 
 use super::active::Active;
 use super::schedule::Planned;
+use super::watch::guarded;
 use super::{Engine, RequestError, RequestId, Update};
 use crate::models::{Model, StepInputs};
 use crate::sample::{log_softmax, top_logprobs};
@@ -36,6 +37,19 @@ pub struct PromptToken {
     pub top: Vec<(u32, f32)>,
 }
 
+/// Sees the whole distribution at each token of a prompt that [`PromptLogprobs`] asks for; closures implement it.
+pub trait RowObserver: Send {
+    /// `logprobs` are the natural logarithms of the probabilities of all tokens at place `index` of the prompt, given
+    /// those before it. Places come in order, each once.
+    fn see(&mut self, index: usize, logprobs: &[f32]);
+}
+
+impl<F: FnMut(usize, &[f32]) + Send> RowObserver for F {
+    fn see(&mut self, index: usize, logprobs: &[f32]) {
+        self(index, logprobs);
+    }
+}
+
 /// How the vectors of a prompt's tokens become one. They are those behind the last layer's norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
@@ -49,6 +63,7 @@ pub enum Pooling {
 #[derive(Default)]
 pub(super) struct Observer {
     logprobs: Option<PromptLogprobs>,
+    rows: Option<Box<dyn RowObserver>>,
     pooling: Option<Pooling>,
     /// The prompt's first tokens, of which all has been told that was asked.
     told: usize,
@@ -58,9 +73,13 @@ pub(super) struct Observer {
 }
 
 impl Observer {
-    pub(super) fn new(logprobs: Option<PromptLogprobs>, pooling: Option<Pooling>) -> Self {
+    pub(super) fn new(
+        logprobs: Option<PromptLogprobs>,
+        rows: Option<Box<dyn RowObserver>>,
+        pooling: Option<Pooling>,
+    ) -> Self {
         let told = logprobs.map_or(0, |asked| asked.from.max(1));
-        Self { logprobs, pooling, told, ..Self::default() }
+        Self { logprobs, rows, pooling, told, ..Self::default() }
     }
 
     /// How many tokens, of which the first `prompt` are the prompt, may be taken from a cache: it knows nothing of what
@@ -164,6 +183,12 @@ fn look(
             let mut logprobs = vec![0.0; logits.cols()];
             for (&(index, _), row) in rows.iter().zip(logits.data().chunks_exact(logits.cols().max(1))) {
                 log_softmax(exec, row, &mut logprobs)?;
+                if let Some(rows) = &mut active.observer.rows {
+                    guarded("row observer", || {
+                        rows.see(index, &logprobs);
+                        Ok(())
+                    })?;
+                }
                 let token = active.prompt()[index];
                 let logprob = logprobs.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
                 let greedy = logprobs.iter().all(|&other| other <= logprob);

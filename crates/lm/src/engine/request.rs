@@ -1,6 +1,6 @@
 //! What goes into the engine.
 
-use super::{Pooling, PromptLogprobs, Speculation};
+use super::{Pooling, PromptLogprobs, RowObserver, Speculation};
 use crate::adapter::Adapter;
 use crate::grammar::{Grammar, GrammarError};
 use crate::prompt_cache::PromptCache;
@@ -45,6 +45,8 @@ pub struct Request {
     pub top_logprobs: usize,
     /// What is to be told of the prompt's own tokens. They are run even where a cache holds them.
     pub prompt_logprobs: Option<PromptLogprobs>,
+    /// Is shown the whole distribution at each token that `prompt_logprobs` tells of.
+    pub prompt_rows: Option<Box<dyn RowObserver>>,
     /// One vector for the whole prompt; most useful with `max_tokens` 0.
     pub embedding: Option<Pooling>,
     /// Generate past end-of-sequence tokens. A reply with a grammar ends with it nevertheless.

@@ -1,7 +1,8 @@
 //! Log-likelihoods of continuations and of whole texts, as lm-evaluation-harness defines them.
 
+use super::protocol::Protocol;
 use super::score::{ScoreError, Scored, Scorer, Span};
-use std::ops::{ControlFlow, Range};
+use std::ops::ControlFlow;
 
 /// How likely a continuation is after its context.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -101,7 +102,7 @@ impl Scorer<'_> {
     }
 
     /// The log-likelihood of each text, its first token given the [prefix token](Scorer::prefix_token). One that is longer
-    /// than the model's context is read in [`rolling_windows`] that score each token once.
+    /// than the model's context is read in the windows of [`Protocol::Documents`], with one token of context at least.
     ///
     /// # Errors
     /// Each text has its own; the others are not touched.
@@ -142,41 +143,9 @@ impl Scorer<'_> {
         if tokens.len() < 2 {
             return Err(ScoreError::EmptyText);
         }
-        let windows = rolling_windows(tokens.len(), self.max_length(), 1);
-        Ok(windows.into_iter().filter_map(|window| window.span(&tokens)).collect())
+        let protocol = Protocol::Documents { max_length: self.max_length(), context: 1 };
+        Ok(protocol.windows(tokens.len()).iter().filter_map(|window| window.span(&tokens, None)).collect())
     }
-}
-
-/// A part of a longer text that the model reads at once.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Window {
-    /// The tokens that are read.
-    pub(super) read: Range<usize>,
-    /// The first of them that is scored, by its index in the text.
-    pub(super) from: usize,
-}
-
-impl Window {
-    pub(super) fn span(&self, text: &[u32]) -> Option<Span> {
-        let tokens = text.get(self.read.clone())?.to_vec();
-        Some(Span { tokens, from: self.from - self.read.start })
-    }
-}
-
-/// Windows that score each of `len` tokens but the first once: the first window as many as it can, the others after at
-/// least `context` tokens that were read before, the last one after as many as it can. The model reads `max_length`
-/// tokens at most; the last token of a window is only scored. (lm-evaluation-harness's rolling windows.)
-pub(super) fn rolling_windows(len: usize, max_length: usize, context: usize) -> Vec<Window> {
-    let (mut windows, mut scored) = (Vec::new(), 1);
-    let context = context.clamp(1, max_length);
-    while scored < len {
-        let first = scored == 1;
-        let most = if first { max_length } else { max_length + 1 - context };
-        let end = len.min(scored + most);
-        windows.push(Window { read: end.saturating_sub(max_length + 1)..end, from: scored });
-        scored = end;
-    }
-    windows
 }
 
 fn sum(tokens: &[crate::engine::PromptToken]) -> f64 {

@@ -1,11 +1,14 @@
 //! [`Scorer`]: the log-probabilities of given tokens, through the engine.
 
 use crate::adapter::Adapter;
-use crate::engine::{Engine, PromptLogprobs, PromptToken, Request, RequestError, RequestId, Update};
+use crate::engine::{
+    Engine, PromptLogprobs, PromptToken, Request, RequestError, RequestId, RowObserver, Update,
+};
 use crate::sample::Key;
 use crate::text::TokenizerError;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 /// Tokens, of which all from the index `from` on are scored, each given those before it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,12 +73,16 @@ pub enum ScoreError {
 /// What became of one span.
 pub(super) type Scored = Result<Vec<PromptToken>, ScoreError>;
 
+/// Is shown the whole distribution at each scored token: the span's place, the token's index in it, and the natural
+/// log-probabilities of all tokens.
+pub(super) type Rows = Arc<dyn Fn(usize, usize, &[f32]) + Send + Sync>;
+
 /// Scores texts with the model of an engine. How many are run at a time is the engine's
 /// [`max_running`](crate::engine::EngineOptions::max_running); no result depends on it. With a
 /// [prefix cache](crate::engine::EngineOptions::prefix_cache) a context that several continuations share is run once.
 #[derive(Debug)]
 pub struct Scorer<'a> {
-    engine: &'a mut Engine,
+    pub(super) engine: &'a mut Engine,
     adapter: Option<Adapter>,
     max_length: usize,
     bos: bool,
@@ -140,78 +147,49 @@ impl<'a> Scorer<'a> {
     }
 
     /// Scores spans, as many at a time as the engine runs. `each` gets the place of each span with its scored tokens,
-    /// in the order in which they come, and says whether to go on.
-    ///
-    /// # Errors
-    /// None as a whole; each span has its own.
+    /// in the order in which they come, and says whether to go on. What cannot be scored has an error of its own, and
+    /// touches no other.
     pub fn score(
         &mut self,
         spans: impl IntoIterator<Item = Span>,
         each: &mut dyn FnMut(usize, Result<Vec<PromptToken>, ScoreError>) -> ControlFlow<()>,
     ) {
-        let mut spans = spans.into_iter().enumerate();
-        let mut open: BTreeMap<RequestId, (usize, Vec<PromptToken>)> = BTreeMap::new();
-        // Those that wait are what takes the places of those that end.
-        let ahead = 2 * self.engine.max_running();
-        loop {
-            while open.len() < ahead {
-                let Some((place, span)) = spans.next() else { break };
-                let refused = match self.submit(span) {
-                    Ok(id) => open.insert(id, (place, Vec::new())).and(None),
-                    Err(error) => Some(error),
-                };
-                if refused.is_some_and(|error| each(place, Err(error)).is_break()) {
-                    return self.stop(&open);
-                }
-            }
-            if open.is_empty() {
-                return;
-            }
-            for (id, update) in self.engine.step() {
-                let Some((_, tokens)) = open.get_mut(&id) else { continue };
-                let error = match update {
-                    Update::Prompt(told) => {
-                        tokens.extend(told);
-                        continue;
-                    }
-                    Update::Token(event) => {
-                        let greedy = event.top.first().is_none_or(|&(_, best)| best <= event.logprob);
-                        let index = event.stats.prompt_tokens;
-                        let (token, logprob) = (event.token.unwrap_or_default(), event.logprob);
-                        tokens.push(PromptToken { index, token, logprob, greedy, top: Vec::new() });
-                        None
-                    }
-                    Update::Failed(error) => Some(error),
-                    Update::Prefill { .. } | Update::Embedding(_) => continue,
-                };
-                let Some((place, tokens)) = open.remove(&id) else { continue };
-                let scored = error.map_or(Ok(tokens), |error| Err(error.into()));
+        let mut queue = Queue::new(spans.into_iter(), None);
+        while !queue.is_done() {
+            for (place, scored) in queue.step(self) {
                 if each(place, scored).is_break() {
-                    return self.stop(&open);
+                    return queue.stop(self);
                 }
             }
         }
     }
 
     /// The last token is "drawn" by a sampler that knows it: so it is scored without being run.
-    fn submit(&mut self, span: Span) -> Result<RequestId, ScoreError> {
+    fn submit(&mut self, place: usize, span: Span, rows: Option<Rows>) -> Result<RequestId, ScoreError> {
         let Span { mut tokens, from } = span;
         let (len, last) = (tokens.len(), tokens.pop());
         let Some(last) = last.filter(|_| (1..len).contains(&from)) else {
             return Err(ScoreError::Span { tokens: len, from });
         };
+        let (of_prompt, of_last) = (rows.clone(), rows);
+        let prompt_rows = of_prompt.map(|rows| -> Box<dyn RowObserver> {
+            Box::new(move |index: usize, logprobs: &[f32]| rows(place, index, logprobs))
+        });
+        let sampler = move |logprobs: &[f32], _: Key| {
+            if let Some(rows) = &of_last {
+                rows(place, len - 1, logprobs);
+            }
+            last
+        };
         Ok(self.engine.submit(Request {
             prompt_logprobs: (from < tokens.len()).then_some(PromptLogprobs { from, top: 0 }),
-            sampler: Some(Box::new(move |_: &[f32], _: Key| last)),
+            prompt_rows,
+            sampler: Some(Box::new(sampler)),
             top_logprobs: 1,
             ignore_eos: true,
             adapter: self.adapter.clone(),
             ..Request::new(tokens, 1)
         })?)
-    }
-
-    fn stop(&mut self, open: &BTreeMap<RequestId, (usize, Vec<PromptToken>)>) {
-        open.keys().for_each(|&id| self.engine.cancel(id));
     }
 
     /// [`Scorer::score`], with the results in the order of the spans. `progress` is told how many are done.
@@ -230,5 +208,67 @@ impl<'a> Scorer<'a> {
             progress(done)
         });
         all
+    }
+}
+
+/// Spans on their way through an engine.
+pub(super) struct Queue<I> {
+    spans: std::iter::Enumerate<I>,
+    open: BTreeMap<RequestId, (usize, Vec<PromptToken>)>,
+    rows: Option<Rows>,
+    exhausted: bool,
+}
+
+impl<I: Iterator<Item = Span>> Queue<I> {
+    pub(super) fn new(spans: I, rows: Option<Rows>) -> Self {
+        Self { spans: spans.enumerate(), open: BTreeMap::new(), rows, exhausted: false }
+    }
+
+    /// Whether all has been told of all spans.
+    pub(super) fn is_done(&self) -> bool {
+        self.exhausted && self.open.is_empty()
+    }
+
+    /// One step of the engine. Returns the spans that have ended, by their places.
+    pub(super) fn step(&mut self, scorer: &mut Scorer<'_>) -> Vec<(usize, Scored)> {
+        let mut ended = Vec::new();
+        // Those that wait are what takes the places of those that end.
+        let ahead = 2 * scorer.engine.max_running();
+        while self.open.len() < ahead && !self.exhausted {
+            match self.spans.next() {
+                None => self.exhausted = true,
+                Some((place, span)) => match scorer.submit(place, span, self.rows.clone()) {
+                    Ok(id) => drop(self.open.insert(id, (place, Vec::new()))),
+                    Err(error) => ended.push((place, Err(error))),
+                },
+            }
+        }
+        for (id, update) in scorer.engine.step() {
+            let Some((_, tokens)) = self.open.get_mut(&id) else { continue };
+            let error = match update {
+                Update::Prompt(told) => {
+                    tokens.extend(told);
+                    continue;
+                }
+                Update::Token(event) => {
+                    let greedy = event.top.first().is_none_or(|&(_, best)| best <= event.logprob);
+                    let index = event.stats.prompt_tokens;
+                    let (token, logprob) = (event.token.unwrap_or_default(), event.logprob);
+                    tokens.push(PromptToken { index, token, logprob, greedy, top: Vec::new() });
+                    None
+                }
+                Update::Failed(error) => Some(error),
+                Update::Prefill { .. } | Update::Embedding(_) => continue,
+            };
+            if let Some((place, tokens)) = self.open.remove(&id) {
+                ended.push((place, error.map_or(Ok(tokens), |error| Err(error.into()))));
+            }
+        }
+        ended
+    }
+
+    /// Ends what is under way.
+    pub(super) fn stop(&self, scorer: &mut Scorer<'_>) {
+        self.open.keys().for_each(|&id| scorer.engine.cancel(id));
     }
 }

@@ -92,7 +92,9 @@ impl Identity {
         ["lmx_config", "lmx_tensors", ADAPTER].map(|key| self.0.get(key).map_or("", String::as_str))
     }
 
-    pub(super) fn entries(&self) -> impl Iterator<Item = (String, String)> {
+    /// Its fingerprints by name: of the configuration, the weights (names, types, shapes and samples of the values), the
+    /// tokenizer, the chat template and the adapter.
+    pub fn entries(&self) -> impl Iterator<Item = (String, String)> {
         self.0.iter().map(|(key, value)| (key.clone(), value.clone()))
     }
 

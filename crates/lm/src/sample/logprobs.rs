@@ -79,7 +79,7 @@ fn nth_largest(values: &mut [f32], n: usize) -> Option<f32> {
 }
 
 /// The index of the largest value, the lowest on ties; 0 if there is none.
-pub(super) fn argmax(values: &[f32]) -> usize {
+pub(crate) fn argmax(values: &[f32]) -> usize {
     let top = max(values);
     values.iter().position(|&x| x == top).unwrap_or(0)
 }
@@ -103,7 +103,7 @@ pub(super) fn max(values: &[f32]) -> f32 {
 /// and additions: the same bits on every CPU, and SIMD without a choice of instruction set (unlike the kernel of this name,
 /// which wants a fused multiply-add).
 #[inline]
-pub(super) fn exp(x: f32) -> f32 {
+pub(crate) fn exp(x: f32) -> f32 {
     // Adding 1.5 · 2^23 rounds to an integer, which then stands in the low bits.
     const ROUND: f32 = 12_582_912.0;
     // ln 2 in two parts; the first has so few bits that n times it is exact.

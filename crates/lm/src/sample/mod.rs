@@ -21,6 +21,7 @@ mod random;
 mod reasoning_budget;
 mod sampler;
 
+pub(crate) use logprobs::{argmax, exp};
 pub use logprobs::{log_softmax, top_logprobs};
 pub use params::{ParamError, ProcessorParams, SamplingParams, parse_logit_bias};
 pub use processors::ProcessorChain;

@@ -267,6 +267,19 @@ impl Tokenizer {
         self.inner.control.contains(&id)
     }
 
+    /// The first id that both tokenizers have and that means different tokens in them, with what it is in each, in words.
+    pub(crate) fn difference(&self, other: &Self) -> Option<(u32, [String; 2])> {
+        let meaning = |of: &Self, id| (of.token_bytes(id), of.is_control(id));
+        let words = |of: &Self, id| match meaning(of, id) {
+            (None, _) => "no token".to_owned(),
+            (Some(bytes), true) => format!("the control token {:?}", String::from_utf8_lossy(&bytes)),
+            (Some(bytes), false) => format!("{:?}", String::from_utf8_lossy(&bytes)),
+        };
+        let mut ids = 0..self.vocab_size().min(other.vocab_size()) as u32;
+        let id = ids.find(|&id| meaning(self, id) != meaning(other, id))?;
+        Some((id, [words(self, id), words(other, id)]))
+    }
+
     /// The named special tokens (`bos_token` to its text, and so on), which chat templates may use.
     pub fn special_tokens(&self) -> &SpecialTokens {
         &self.inner.special

@@ -4,15 +4,19 @@ use crate::common::golden_cases::Case;
 use lmx::cache::PrefixCacheOptions;
 use lmx::checkpoint::{Checkpoint, OpenOptions};
 use lmx::engine::{Engine, EngineOptions, Request};
-use lmx::eval::{LogLikelihood, RollingLogLikelihood, ScoreError, Scorer, Span};
+use lmx::eval::{
+    CompareError, LogLikelihood, Plan, Protocol, RollingLogLikelihood, ScoreError, Scorer, Span, TextLoss,
+    compare, numpy_permutation, perplexity,
+};
 use lmx::models::Decoder;
 use lmx::sample::Key;
 use lmx::text::{EosSet, Tokenizer};
-use lmx::{Device, Isa};
+use lmx::{Device, Isa, KvType, LoadOptions};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const TOKENS: [&str; 10] = ["Ġ", "th", "the", "Ġthe", "in", "Ġa", "<s>", "</s>", "A", "B"];
@@ -50,7 +54,11 @@ fn tokenizer(bos: bool, eos: bool) -> Tokenizer {
 }
 
 fn engine(tokenizer: Tokenizer, options: EngineOptions) -> Engine {
-    let disk = Case::read("llama-f32").on_disk();
+    engine_of("llama-f32", tokenizer, options)
+}
+
+fn engine_of(case: &str, tokenizer: Tokenizer, options: EngineOptions) -> Engine {
+    let disk = Case::read(case).on_disk();
     let checkpoint = Checkpoint::open(&disk.path, &OpenOptions::default()).unwrap();
     let device = Device::cpu(Isa::best(), 1);
     let model = Decoder::load(&checkpoint, checkpoint.describe().unwrap(), &device, &mut |_, _| {}).unwrap();
@@ -271,5 +279,186 @@ proptest! {
             prop_assert_eq!(&told, &alone.0);
             prop_assert_eq!(&rolling, &alone.1);
         }
+    }
+}
+
+/// Pseudo-random ids of the tokenizer, some of them control tokens.
+fn ids(len: usize) -> Vec<u32> {
+    (0..len as u32).map(|i| (i * i * 7 + i * 37) % 34).collect()
+}
+
+#[test]
+fn a_plan_is_scored_window_by_window() {
+    let mut engine = plain();
+    let texts = vec![ids(50), ids(9), vec![BOS, 3, 4], vec![5]];
+    for (protocol, prefix, scored) in [
+        (Protocol::Windows { length: 8 }, None, 7 * 7),
+        (Protocol::Windows { length: 8 }, Some(BOS), 7 * 8),
+        (Protocol::Documents { max_length: 16, context: 5 }, None, 49 + 8 + 2),
+        (Protocol::Strided { length: 16, stride: 6 }, None, 49 + 8 + 2),
+        (Protocol::Strided { length: 16, stride: 6 }, Some(BOS), 50 + 9 + 2 + 1),
+    ] {
+        let plan = Plan::new(engine.tokenizer(), texts.clone(), protocol, prefix);
+        let loss = Scorer::new(&mut engine).loss(&plan, &mut go_on).unwrap();
+        assert_eq!((plan.tokens_scored(), loss.tokens.len()), (scored, scored), "{protocol:?} {prefix:?}");
+        let spans: Vec<Span> = plan.spans().collect();
+        let forced: f64 =
+            spans.iter().map(|s| forced(&mut engine, &s.tokens[..s.from], &s.tokens[s.from..]).0).sum();
+        assert!((loss.tokens.iter().sum::<f64>() + forced).abs() < 1e-3, "{protocol:?}");
+        // Control tokens are no text.
+        let all = spans.iter().flat_map(|s| s.tokens[s.from..].iter().zip(0..)).count();
+        let text = spans.iter().flat_map(|s| &s.tokens[s.from..]).filter(|&&t| t != BOS && t != EOS).count();
+        assert_eq!((all, loss.text.tokens), (scored, text));
+    }
+}
+
+#[test]
+fn words_and_bytes_are_those_of_the_text() {
+    let mut engine = plain();
+    let text = "the a  thin bc the";
+    let tokens = engine.tokenizer().encode(text, true).unwrap();
+    assert_eq!((tokens[0], tokens[tokens.len() - 1]), (BOS, EOS));
+    let plan = Plan::new(engine.tokenizer(), vec![tokens], Protocol::Windows { length: 18 }, None);
+    let TextLoss { nats, tokens, bytes, words } =
+        Scorer::new(&mut engine).loss(&plan, &mut go_on).unwrap().text;
+    let length = engine.tokenizer().encode(text, false).unwrap().len();
+    assert_eq!((tokens, bytes, words), (length.min(17), if length <= 17 { 18 } else { bytes }, 5));
+    let loss = TextLoss { nats, tokens, bytes, words };
+    assert!((loss.bits_per_byte().unwrap() - nats / 2.0_f64.ln() / bytes as f64).abs() < 1e-12);
+    assert!((loss.word_perplexity().unwrap() - (nats / 5.0).exp()).abs() < 1e-6);
+    assert_eq!((TextLoss::default().bits_per_byte(), TextLoss::default().word_perplexity()), (None, None));
+}
+
+#[test]
+fn equal_losses_have_a_perplexity_without_error() {
+    let told = perplexity(&[64_f64.ln(); 10]).unwrap();
+    assert!((told.mean - 64.0).abs() < 1e-9 && told.standard_error.unwrap() < 1e-9);
+    let told = perplexity(&[1.0, 2.0, 4.0]).unwrap();
+    let error = (14.0_f64 / 3.0 / 2.0 / 3.0).sqrt();
+    assert!((told.standard_error.unwrap() - told.mean * error).abs() < 1e-9);
+    assert_eq!(perplexity(&[1.0]).unwrap().standard_error, None);
+    assert_eq!(
+        (perplexity(&[]), perplexity(&[1.0, f64::INFINITY]), perplexity(&[f64::NAN])),
+        (None, None, None)
+    );
+}
+
+#[test]
+fn two_models_are_compared_token_by_token() {
+    let texts = vec![ids(50), ids(33), ids(20), ids(41)];
+    let mut told = Vec::new();
+    for (running, chunk) in [(1, 512), (3, 7), (16, 64)] {
+        let options =
+            EngineOptions { max_running: running, prefill_step_size: chunk, ..EngineOptions::default() };
+        let (mut a, mut b) =
+            (engine(tokenizer(true, true), options), engine_of("llama-q4", tokenizer(true, true), options));
+        let plan = Plan::new(a.tokenizer(), texts.clone(), Protocol::Windows { length: 10 }, None);
+        let (mut first, mut second) = (Scorer::new(&mut a), Scorer::new(&mut b));
+        let alone = [first.loss(&plan, &mut go_on).unwrap(), second.loss(&plan, &mut go_on).unwrap()];
+        let compared = compare(&mut first, &mut second, &plan, &mut go_on).unwrap();
+        assert_eq!(compared.losses, alone);
+        assert_eq!(
+            (compared.kl.len(), compared.same_top.len()),
+            (plan.tokens_scored(), plan.tokens_scored())
+        );
+        assert!(compared.kl.iter().all(|kl| *kl >= 0.0) && compared.mean_kl().0.unwrap().mean > 1e-6);
+        told.push(compared);
+        let mut twin = engine(tokenizer(true, true), options);
+        let same = compare(&mut Scorer::new(&mut a), &mut Scorer::new(&mut twin), &plan, &mut go_on).unwrap();
+        assert!(same.kl.iter().all(|kl| *kl == 0.0));
+        assert_eq!((same.agreement(), same.difference().unwrap().mean), (Some(1.0), 0.0));
+        assert!(a.is_idle() && b.is_idle());
+    }
+    assert!(told.iter().all(|other| *other == told[0]));
+}
+
+#[test]
+fn models_with_other_tokens_are_not_compared() {
+    let mut a = plain();
+    let mut b = engine(tokenizer(true, false), EngineOptions::default());
+    let plan = Plan::new(a.tokenizer(), vec![ids(20)], Protocol::Windows { length: 10 }, None);
+    // BOS and EOS are the same tokens there; their roles are not asked for.
+    assert!(compare(&mut Scorer::new(&mut a), &mut Scorer::new(&mut b), &plan, &mut go_on).is_ok());
+    let mut stopped = |_| ControlFlow::Break(());
+    let error = compare(&mut Scorer::new(&mut a), &mut Scorer::new(&mut b), &plan, &mut stopped).unwrap_err();
+    assert!(
+        matches!(error, CompareError::Score { error: ScoreError::Stopped, .. }) && a.is_idle() && b.is_idle()
+    );
+    let other = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/text/byte_level");
+    let mut other = engine(Tokenizer::from_folder(&other).unwrap(), EngineOptions::default());
+    let error =
+        compare(&mut Scorer::new(&mut a), &mut Scorer::new(&mut other), &plan, &mut go_on).unwrap_err();
+    assert!(matches!(error, CompareError::Tokenizer { .. }), "{error}");
+}
+
+/// SmolLM2 with everything in f32 against mlx-lm and transformers, for several batches.
+#[test]
+fn smollm2_has_the_perplexities_of_mlx_lm_and_transformers() {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let models = std::env::var_os("LMX_TEST_MODELS").map_or(workspace.join("models"), PathBuf::from);
+    let folder = models.join("SmolLM2-135M-Instruct");
+    assert!(folder.exists(), "{} is missing: run scripts/test, which fetches it", folder.display());
+    let data = workspace.join("tests/golden/eval");
+    let golden: Value =
+        serde_json::from_str(&std::fs::read_to_string(data.join("perplexity.json")).unwrap()).unwrap();
+    let number = |protocol: &str, key: &str| golden[protocol][key].as_f64().unwrap();
+    let count = |protocol: &str, key: &str| golden[protocol][key].as_u64().unwrap() as usize;
+    let paragraphs = std::fs::read_to_string(data.join("paragraphs.jsonl")).unwrap();
+    let text = |line: &str| serde_json::from_str::<Value>(line).unwrap()["text"].as_str().unwrap().to_owned();
+    let texts: Vec<String> = paragraphs.lines().map(text).collect();
+    let mut alone = None;
+    for batch in [1, 3, 16] {
+        let loaded =
+            lmx::load(folder.to_str().unwrap(), &LoadOptions::new(Device::cpu(Isa::best(), 2))).unwrap();
+        let options = EngineOptions {
+            max_running: batch,
+            prompt_concurrency: batch,
+            kv_type: KvType::F32,
+            ..EngineOptions::default()
+        };
+        let mut engine = Engine::new(loaded.model, loaded.tokenizer, loaded.eos, options).unwrap();
+        let tokenizer = Arc::clone(engine.tokenizer());
+        let encode = |text: &str| tokenizer.encode(text, false).unwrap();
+        let (length, samples) = (count("windows", "length"), count("windows", "samples"));
+        let order = numpy_permutation(count("windows", "seed") as u32, texts.len());
+        let stream = order.iter().flat_map(|&i| encode(&texts[i]).into_iter().chain(tokenizer.eos()));
+        let rows = vec![stream.take(length * samples).collect()];
+        let windows = Plan::new(&tokenizer, rows, Protocol::Windows { length }, None);
+        let (length, stride) = (count("strided", "length"), count("strided", "stride"));
+        let mut whole = encode(&texts.join("\n\n"));
+        whole.truncate(count("strided", "tokens"));
+        let strided = Plan::new(&tokenizer, vec![whole], Protocol::Strided { length, stride }, None);
+        let mut scorer = Scorer::new(&mut engine);
+        let mut told = Vec::new();
+        for (protocol, plan) in [("windows", windows), ("strided", strided)] {
+            let loss = scorer.loss(&plan, &mut go_on).unwrap();
+            let estimate = perplexity(&loss.tokens).unwrap();
+            assert_eq!(estimate.count, count(protocol, "scored"), "{protocol}");
+            assert!(
+                (estimate.mean / number(protocol, "perplexity") - 1.0).abs() < 5e-5,
+                "{protocol}: {estimate:?}"
+            );
+            if protocol == "windows" {
+                let error = estimate.standard_error.unwrap() / number(protocol, "error");
+                assert!((error - 1.0).abs() < 1e-4, "{estimate:?}");
+            }
+            told.push(loss.tokens);
+        }
+        let documents = golden["documents"]["documents"].as_array().unwrap();
+        let mut scorer = scorer.with_max_length(count("documents", "max_length")).unwrap();
+        let each = scorer.rolling_log_likelihood(&texts[..documents.len()], &mut go_on);
+        let each: Vec<RollingLogLikelihood> = each.into_iter().map(Result::unwrap).collect();
+        assert!(each.iter().any(|told| told.windows > 1) && each.iter().any(|told| told.windows == 1));
+        for (told, expected) in each.iter().zip(documents) {
+            assert!(
+                (told.sum + expected.as_f64().unwrap()).abs() < 1e-3 * told.tokens as f64,
+                "{told:?} {expected}"
+            );
+        }
+        let (sum, scored) = each.iter().fold((0.0, 0), |(sum, n), told| (sum + told.sum, n + told.tokens));
+        let ratio = (-sum / scored as f64).exp() / number("documents", "perplexity");
+        assert!(scored == count("documents", "scored") && (ratio - 1.0).abs() < 5e-5, "{ratio}");
+        told.push(each.iter().map(|told| told.sum).collect());
+        assert_eq!(&told, alone.get_or_insert(told.clone()), "batch {batch}");
     }
 }

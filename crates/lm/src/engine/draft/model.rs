@@ -58,15 +58,8 @@ pub enum DraftError {
 
 /// Refuses tokenizers in which an id that both have means different tokens.
 fn compare(target: &Tokenizer, draft: &Tokenizer) -> Result<(), DraftError> {
-    let meaning = |of: &Tokenizer, id| (of.token_bytes(id), of.is_control(id));
-    let words = |of: &Tokenizer, id| match meaning(of, id) {
-        (None, _) => "no token".to_owned(),
-        (Some(bytes), true) => format!("the control token {:?}", String::from_utf8_lossy(&bytes)),
-        (Some(bytes), false) => format!("{:?}", String::from_utf8_lossy(&bytes)),
-    };
-    let mut ids = 0..target.vocab_size().min(draft.vocab_size()) as u32;
-    match ids.find(|&id| meaning(target, id) != meaning(draft, id)) {
-        Some(id) => Err(DraftError::Tokenizer { id, target: words(target, id), draft: words(draft, id) }),
+    match target.difference(draft) {
+        Some((id, [target, draft])) => Err(DraftError::Tokenizer { id, target, draft }),
         None => Ok(()),
     }
 }
