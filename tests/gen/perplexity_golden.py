@@ -5,8 +5,8 @@
 
 Needs mlx-lm (CPU), transformers and torch (requirements.txt) and the folder that scripts/fetch_models.py --folders makes.
 Takes about a minute. Writes paragraphs.jsonl, the paragraphs of tests/golden/real/text.txt as records, and
-perplexity.json, which holds for each protocol its parameters, the perplexity and how many tokens were scored; for
-documents also the loss of each. Made with mlx-lm 0.32.2, mlx 0.32.4 (CPU), transformers 5.24.0, torch 2.15.0, numpy 2.4.6.
+perplexity.json, which holds for each protocol its parameters, the perplexities and how many tokens were scored; for
+documents also the loss of each. mlx computes in f32 with errors of some 1e-4 on CPUs, which is why windows have both. Made with mlx-lm 0.32.2, mlx 0.32.4 (CPU), transformers 5.24.0, torch 2.15.0, numpy 2.4.6.
 """
 
 import argparse
@@ -30,8 +30,8 @@ DOCUMENTS, MAX_LENGTH = 8, 64
 STRIDED = {"length": 96, "stride": 40, "tokens": 500}
 
 
-def windows(folder, records):
-    """mlx-lm's rows, as its load_data makes them of a data set, and its own evaluation."""
+def windows(folder, records, reference):
+    """mlx-lm's rows, as its load_data makes them of a data set, and its own evaluation; the same rows by transformers."""
     model, tokenizer = load(folder)
     model.update(tree_map(lambda a: a.astype(mx.float32), model.parameters()))
     data = create_dataset(records, tokenizer, SimpleNamespace())
@@ -43,8 +43,9 @@ def windows(folder, records):
         tokens.extend(data.process(records[i])[0])
     rows = mx.array(tokens[: LENGTH * SAMPLES]).reshape(SAMPLES, LENGTH)
     perplexity, error = eval_ppl(model, rows, batch_size=4)
-    return {"seed": SEED, "length": LENGTH, "samples": SAMPLES, "perplexity": perplexity, "error": error,
-            "scored": SAMPLES * (LENGTH - 1)}
+    losses = [loss for row in rows.tolist() for loss in token_losses(reference, row)]
+    return {"seed": SEED, "length": LENGTH, "samples": SAMPLES, "mlx_lm": perplexity, "mlx_lm_error": error,
+            "transformers": math.exp(sum(losses) / len(losses)), "scored": len(losses)}
 
 
 def token_losses(model, ids):
@@ -66,7 +67,7 @@ def documents(model, tokenizer, records):
             loss += sum(token_losses(model, ids[first:end])[start - first - 1 :])
             scored, start = scored + end - start, end
         each.append(loss)
-    return {"max_length": MAX_LENGTH, "documents": each, "scored": scored, "perplexity": math.exp(sum(each) / scored)}
+    return {"max_length": MAX_LENGTH, "documents": each, "scored": scored, "transformers": math.exp(sum(each) / scored)}
 
 
 def strided(model, tokenizer, records):
@@ -83,7 +84,7 @@ def strided(model, tokenizer, records):
         scored, previous = scored + valid, end
         if end == ids.size(1):
             break
-    return {**STRIDED, "scored": scored, "perplexity": math.exp(total / scored)}
+    return {**STRIDED, "scored": scored, "transformers": math.exp(total / scored)}
 
 
 def main():
@@ -99,7 +100,7 @@ def main():
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     golden = {
-        "windows": windows(folder, records),
+        "windows": windows(folder, records, model),
         "documents": documents(model, tokenizer, records),
         "strided": strided(model, tokenizer, records),
     }

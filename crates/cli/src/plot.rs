@@ -195,7 +195,7 @@ impl Panel {
         for (i, series) in self.series.iter().enumerate() {
             series.draw(out, &frame, i % COLOURS);
         }
-        for reference in &self.references {
+        for (i, reference) in self.references.iter().enumerate() {
             let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
             match reference {
                 Reference::X(value, label) => {
@@ -203,7 +203,9 @@ impl Panel {
                     line(out, "ref", (x, TOP), (x, bottom));
                     // On the side that has room.
                     let (x, anchor) = if x > WIDTH * 0.6 { (x - 5.0, "end") } else { (x + 5.0, "start") };
-                    text(out, (x, TOP + 12.0), &format!("text-anchor=\"{anchor}\""), label);
+                    // One below the other, where lines are close.
+                    let y = TOP + 12.0 + 14.0 * i as f64;
+                    text(out, (x, y), &format!("text-anchor=\"{anchor}\""), label);
                 }
                 Reference::Y(value, label) => {
                     let Some(y) = frame.y(*value) else { continue };

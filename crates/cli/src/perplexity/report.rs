@@ -219,12 +219,12 @@ impl Run<'_> {
         let notes = vec![
             format!("first: {}, perplexity {}", self.first.model, pm(Some(self.first.perplexity), 3)),
             format!("second: {}, perplexity {}", second.model, pm(Some(second.perplexity), 3)),
+            format!("{} tokens, {same:.2} % of them with the same likeliest token", comparison.kl.len()),
             format!(
-                "{} tokens; {same:.2} % have the same likeliest token; {small} have KL up to 1e-9 and {infinite} an \
-                 infinite one, not shown",
-                comparison.kl.len()
+                "not shown: {small} tokens with a KL divergence up to 1e-9, {infinite} with an infinite one"
             ),
-            format!("{}; {}; lmx {}", self.protocol(), self.data.source, env!("CARGO_PKG_VERSION")),
+            format!("{}; lmx {}", self.protocol(), env!("CARGO_PKG_VERSION")),
+            self.data.source.clone(),
         ];
         plot::write(path, "Two models on the same tokens", &[divergences, losses], &notes)
     }

@@ -293,7 +293,8 @@ fn a_plan_is_scored_window_by_window() {
     let texts = vec![ids(50), ids(9), vec![BOS, 3, 4], vec![5]];
     for (protocol, prefix, scored) in [
         (Protocol::Windows { length: 8 }, None, 7 * 7),
-        (Protocol::Windows { length: 8 }, Some(BOS), 7 * 8),
+        // One of them begins with BOS anyway.
+        (Protocol::Windows { length: 8 }, Some(BOS), 7 * 8 - 1),
         (Protocol::Documents { max_length: 16, context: 5 }, None, 49 + 8 + 2),
         (Protocol::Strided { length: 16, stride: 6 }, None, 49 + 8 + 2),
         (Protocol::Strided { length: 16, stride: 6 }, Some(BOS), 50 + 9 + 2 + 1),
@@ -318,11 +319,11 @@ fn words_and_bytes_are_those_of_the_text() {
     let text = "the a  thin bc the";
     let tokens = engine.tokenizer().encode(text, true).unwrap();
     assert_eq!((tokens[0], tokens[tokens.len() - 1]), (BOS, EOS));
-    let plan = Plan::new(engine.tokenizer(), vec![tokens], Protocol::Windows { length: 18 }, None);
+    let plan =
+        Plan::new(engine.tokenizer(), vec![tokens], Protocol::Documents { max_length: 64, context: 1 }, None);
     let TextLoss { nats, tokens, bytes, words } =
         Scorer::new(&mut engine).loss(&plan, &mut go_on).unwrap().text;
-    let length = engine.tokenizer().encode(text, false).unwrap().len();
-    assert_eq!((tokens, bytes, words), (length.min(17), if length <= 17 { 18 } else { bytes }, 5));
+    assert_eq!((tokens, bytes, words), (engine.tokenizer().encode(text, false).unwrap().len(), 18, 5));
     let loss = TextLoss { nats, tokens, bytes, words };
     assert!((loss.bits_per_byte().unwrap() - nats / 2.0_f64.ln() / bytes as f64).abs() < 1e-12);
     assert!((loss.word_perplexity().unwrap() - (nats / 5.0).exp()).abs() < 1e-6);
@@ -434,13 +435,14 @@ fn smollm2_has_the_perplexities_of_mlx_lm_and_transformers() {
             let loss = scorer.loss(&plan, &mut go_on).unwrap();
             let estimate = perplexity(&loss.tokens).unwrap();
             assert_eq!(estimate.count, count(protocol, "scored"), "{protocol}");
-            assert!(
-                (estimate.mean / number(protocol, "perplexity") - 1.0).abs() < 5e-5,
-                "{protocol}: {estimate:?}"
-            );
+            let ratio = estimate.mean / number(protocol, "transformers");
+            assert!((ratio - 1.0).abs() < 1e-5, "{protocol}: {ratio}");
             if protocol == "windows" {
-                let error = estimate.standard_error.unwrap() / number(protocol, "error");
-                assert!((error - 1.0).abs() < 1e-4, "{estimate:?}");
+                // mlx itself is 1.5e-4 from transformers, of which lmx is 3e-8.
+                let error = estimate.standard_error.unwrap();
+                let ratios =
+                    [estimate.mean / number(protocol, "mlx_lm"), error / number(protocol, "mlx_lm_error")];
+                assert!(ratios.iter().all(|ratio| (ratio - 1.0).abs() < 2e-4), "{ratios:?}");
             }
             told.push(loss.tokens);
         }
@@ -456,8 +458,8 @@ fn smollm2_has_the_perplexities_of_mlx_lm_and_transformers() {
             );
         }
         let (sum, scored) = each.iter().fold((0.0, 0), |(sum, n), told| (sum + told.sum, n + told.tokens));
-        let ratio = (-sum / scored as f64).exp() / number("documents", "perplexity");
-        assert!(scored == count("documents", "scored") && (ratio - 1.0).abs() < 5e-5, "{ratio}");
+        let ratio = (-sum / scored as f64).exp() / number("documents", "transformers");
+        assert!(scored == count("documents", "scored") && (ratio - 1.0).abs() < 1e-5, "{ratio}");
         told.push(each.iter().map(|told| told.sum).collect());
         assert_eq!(&told, alone.get_or_insert(told.clone()), "batch {batch}");
     }
