@@ -57,7 +57,7 @@ pub(crate) fn run(args: &PerplexityArgs) -> Result<(), End> {
             let compared =
                 watched(&planned.plan, |progress| compare(&mut first, &mut second, &planned.plan, progress));
             let comparison = compared.map_err(|error| match error {
-                CompareError::Score { error: ScoreError::Stopped, .. } => End::Interrupted,
+                CompareError::Stopped => End::Interrupted,
                 error => anyhow::Error::new(error).into(),
             })?;
             let [first, second] = comparison.losses.clone();

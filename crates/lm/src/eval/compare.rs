@@ -34,8 +34,11 @@ pub enum CompareError {
         /// `first` or `second`.
         which: &'static str,
         /// Why not.
-        error: ScoreError,
+        error: Box<ScoreError>,
     },
+    /// The caller wanted no more.
+    #[error("stopped before all was scored")]
+    Stopped,
 }
 
 /// How two models find the same tokens.
@@ -151,7 +154,10 @@ pub fn compare<'e>(
             });
             if let Err(error) = window {
                 queues.iter().zip(&mut scorers).for_each(|(queue, scorer)| queue.stop(scorer));
-                return Err(CompareError::Score { which: ["first", "second"][which], error });
+                return Err(CompareError::Score {
+                    which: ["first", "second"][which],
+                    error: Box::new(error),
+                });
             }
         }
         if progress(done[0].min(done[1])).is_break() {
@@ -160,10 +166,10 @@ pub fn compare<'e>(
     };
     if stopped {
         queues.iter().zip(&mut scorers).for_each(|(queue, scorer)| queue.stop(scorer));
-        return Err(CompareError::Score { which: "first", error: ScoreError::Stopped });
+        return Err(CompareError::Stopped);
     }
     let all = |scored: Vec<Scored>, which| -> Result<Vec<Vec<(usize, f64)>>, CompareError> {
-        let score = |error| CompareError::Score { which, error };
+        let score = |error| CompareError::Score { which, error: Box::new(error) };
         scored.into_iter().map(|window| window.map(|tokens| losses(&tokens)).map_err(score)).collect()
     };
     let [first, second] = scored;
