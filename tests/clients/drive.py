@@ -132,6 +132,66 @@ def test_tools_in_two_turns():
         assert stream.get_final_message().stop_reason == "tool_use"
 
 
+def respond(**options):
+    return client.responses.create(model=MODEL, input="Say hello to the sea.", max_output_tokens=24, **options)
+
+
+def test_responses():
+    whole = respond(instructions="You are brief.", metadata={"a": "b"}, temperature=0)
+    assert whole.status in ("completed", "incomplete") and whole.output_text and whole.metadata == {"a": "b"}
+    assert whole.usage.output_tokens <= 24 and whole.usage.output_tokens_details.reasoning_tokens == 0
+    assert client.responses.retrieve(whole.id).output_text == whole.output_text
+    events = list(respond(instructions="You are brief.", temperature=0, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [event.type for event in events[:4]] == [
+        "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"
+    ]
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == whole.output_text
+    assert events[-1].response.output_text == whole.output_text
+    likely = respond(include=["message.output_text.logprobs"], top_logprobs=2).output[0].content[0]
+    assert "".join(entry.token for entry in likely.logprobs).startswith(likely.text[:5])
+    assert all(len(entry.top_logprobs) == 2 for entry in likely.logprobs)
+
+    again = client.responses.create(model=MODEL, input="And again.", previous_response_id=whole.id, max_output_tokens=8)
+    said = client.responses.input_items.list(again.id, order="asc").data
+    assert [item.type for item in said] == ["message"] * 3 and said[2].content[0].text == "And again."
+    counted = client.responses.input_tokens.count(model=MODEL, input="And again.", previous_response_id=whole.id)
+    assert counted.input_tokens == again.usage.input_tokens > whole.usage.input_tokens - 10
+    assert again.usage.input_tokens_details.cached_tokens > 0
+    client.responses.delete(whole.id)
+    raises(openai.NotFoundError, lambda: client.responses.retrieve(whole.id))
+    gone = raises(openai.BadRequestError, lambda: respond(previous_response_id=whole.id))
+    assert gone.code == "previous_response_not_found" and gone.param == "previous_response_id"
+    assert raises(openai.BadRequestError, lambda: respond(tools=[{"type": "web_search"}])).param == "tools[0].type"
+
+
+def test_responses_structured():
+    reply = client.responses.parse(model=MODEL, input="Who are you?", text_format=Person, max_output_tokens=200)
+    assert isinstance(reply.output_parsed, Person)
+    with client.responses.stream(model=MODEL, input="Who are you?", text_format=Person, max_output_tokens=200) as stream:
+        assert stream.get_final_response().output_parsed == reply.output_parsed
+
+
+def test_responses_tools_in_two_turns():
+    caller = openai.OpenAI(base_url=f"{script}/v1", api_key="none", max_retries=0)
+    tools = [{"type": "function", "strict": False, **TOOL}]
+    said = [{"role": "user", "content": "Weather in Rome?"}]
+    ask = lambda items, **options: caller.responses.create(model="default_model", input=items, tools=tools, **options)
+    reply = ask(said)
+    call = next(item for item in reply.output if item.type == "function_call")
+    assert call.name == "get_weather" and json.loads(call.arguments) == {"city": "Rome"}
+    with caller.responses.stream(model="default_model", input=said, tools=tools) as stream:
+        final = stream.get_final_response()
+    assert [item.type for item in final.output] == [item.type for item in reply.output]
+    assert next(item for item in final.output if item.type == "function_call").arguments == call.arguments
+    answer = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    by_id = ask([answer], previous_response_id=reply.id)
+    by_items = ask(said + reply.output + [answer], store=False)
+    assert by_id.usage.input_tokens == by_items.usage.input_tokens
+    assert by_id.output_text == by_items.output_text
+    assert all(item.type != "function_call" for item in ask(said, tool_choice="none").output)
+
+
 async def many():
     client = openai.AsyncOpenAI(base_url=f"{real}/v1", api_key="none", max_retries=0, timeout=300)
 

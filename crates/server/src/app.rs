@@ -1,10 +1,13 @@
 //! Which function answers which path, and what every request passes first.
 
 use crate::error::{ApiError, ApiResult};
+use crate::fields::Sampling;
 use crate::guard;
 use crate::metrics::Metrics;
 use crate::model::{Loader, Model};
 use crate::models::Models;
+use crate::openai::responses::Store;
+use crate::openapi::{self, Route};
 use crate::options::ServerOptions;
 use crate::running::Running;
 use crate::worker::Worker;
@@ -14,10 +17,9 @@ use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{StatusCode, header};
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
 use lmx::adapter::Adapter;
 use lmx::engine::Request;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// What all handlers share.
@@ -26,6 +28,7 @@ pub(crate) struct App {
     pub(crate) models: Models,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) guard: guard::Guard,
+    pub(crate) responses: Store,
 }
 
 impl App {
@@ -41,7 +44,8 @@ impl App {
         let metrics = Arc::new(Metrics::new());
         let worker = Worker::start(Arc::clone(&metrics))?;
         let guard = guard::Guard::new(&options);
-        Ok(Arc::new(Self { models: Models::new(names, loader, worker), options, metrics, guard }))
+        let responses = Store::new(options.limits.stored_responses, options.limits.stored_bytes);
+        Ok(Arc::new(Self { models: Models::new(names, loader, worker), options, metrics, guard, responses }))
     }
 
     /// Begins replies: for each prompt the requests for its replies.
@@ -64,22 +68,7 @@ impl App {
 
     /// The paths.
     pub(crate) fn router(self: Arc<Self>) -> Router {
-        Router::new()
-            .route("/v1/chat/completions", post(openai::chat::answer))
-            .route("/chat/completions", post(openai::chat::answer))
-            .route("/v1/completions", post(openai::completions::answer))
-            .route("/completions", post(openai::completions::answer))
-            .route("/v1/embeddings", post(openai::embeddings::answer))
-            .route("/v1/models", get(openai::models::list))
-            .route("/v1/models/{*name}", get(openai::models::one))
-            .route("/v1/messages", post(anthropic::messages::answer))
-            .route("/v1/messages/count_tokens", post(anthropic::messages::count))
-            .route("/tokenize", post(text::tokenize))
-            .route("/detokenize", post(text::detokenize))
-            .route("/apply-template", post(text::apply_template))
-            .route("/", get(page))
-            .route("/health", get(health))
-            .route("/metrics", get(metrics))
+        openapi::router(&routes())
             .fallback(|| async { ApiError::new(StatusCode::NOT_FOUND, "there is no such path") })
             .method_not_allowed_fallback(|| async {
                 ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this path does not take this method")
@@ -89,6 +78,71 @@ impl App {
             .layer(middleware::from_fn_with_state(Arc::clone(&self), guard::check))
             .with_state(self)
     }
+}
+
+/// All paths and methods.
+fn routes() -> Vec<Route> {
+    const CHAT: [&str; 6] = ["id", "object", "created", "model", "choices", "usage"];
+    let chat = |path| {
+        Route::post(
+            path,
+            openai::chat::answer,
+            "A message that continues a conversation, as OpenAI's chat has it",
+        )
+        .body::<openai::chat::Body>()
+        .body::<Sampling>()
+        .answers(&CHAT)
+        .streams()
+    };
+    let text = |path| {
+        Route::post(path, openai::completions::answer, "Plain text that continues a text")
+            .body::<openai::completions::Body>()
+            .body::<Sampling>()
+            .answers(&CHAT)
+            .streams()
+    };
+    let mut routes = vec![
+        chat("/v1/chat/completions"),
+        chat("/chat/completions"),
+        text("/v1/completions"),
+        text("/completions"),
+    ];
+    routes.extend(openai::responses::routes());
+    routes.extend([
+        Route::post("/v1/embeddings", openai::embeddings::answer, "A vector for each text")
+            .body::<openai::embeddings::Body>()
+            .answers(&["object", "data", "model", "usage"]),
+        Route::get("/v1/models", openai::models::list, "The models that can be named")
+            .answers(&["object", "data"]),
+        Route::get("/v1/models/{*name}", openai::models::one, "One of them")
+            .answers(&["id", "object", "created"]),
+        Route::post("/v1/messages", anthropic::messages::answer, "A message, as Anthropic has it")
+            .body::<anthropic::messages::Body>()
+            .answers(&["id", "type", "role", "content", "stop_reason", "usage"])
+            .streams(),
+        Route::post("/v1/messages/count_tokens", anthropic::messages::count, "How long its prompt is")
+            .body::<anthropic::messages::Body>()
+            .answers(&["input_tokens"]),
+        Route::post("/tokenize", text::tokenize, "The tokens of a text")
+            .body::<text::Tokenize>()
+            .answers(&["tokens", "count"]),
+        Route::post("/detokenize", text::detokenize, "The text of tokens")
+            .body::<text::Detokenize>()
+            .answers(&["content"]),
+        Route::post("/apply-template", text::apply_template, "A conversation as the model sees it")
+            .body::<text::ApplyTemplate>()
+            .answers(&["prompt", "tokens", "count"]),
+        Route::get("/", page, "The chat page").of_kind("text/html; charset=utf-8").open(),
+        Route::get("/health", health, "Whether tokens are being delivered").answers(&["status"]).open(),
+        Route::get("/metrics", metrics, "Counters for Prometheus").of_kind(METRICS),
+        Route::get("/openapi.json", document, "This document").answers(&["openapi", "paths"]).open(),
+    ]);
+    routes
+}
+
+/// The document that describes them.
+async fn document() -> axum::Json<Value> {
+    axum::Json(openapi::document(&routes()))
 }
 
 /// Whether tokens are being delivered.
@@ -120,7 +174,9 @@ async fn page() -> Response {
     (headers, include_str!("page/index.html")).into_response()
 }
 
+/// The content type of the metrics.
+const METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
 async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, kind)], app.metrics.text()).into_response()
+    ([(header::CONTENT_TYPE, METRICS)], app.metrics.text()).into_response()
 }

@@ -73,6 +73,14 @@ impl ApiError {
         }
     }
 
+    /// The same error about another field: that of this endpoint by which the engine's `field` was given.
+    pub(crate) fn renamed(mut self, field: &str, to: &str) -> Self {
+        if self.param.as_deref() == Some(field) {
+            self.param = Some(to.to_owned());
+        }
+        self
+    }
+
     /// OpenAI's word for the kind of error.
     fn kind(&self) -> &'static str {
         match self.status {

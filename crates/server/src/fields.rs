@@ -14,10 +14,6 @@ use utoipa::ToSchema;
 /// How a text is continued. Null means absent.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct Sampling {
-    /// Tokens to generate at most.
-    pub(crate) max_tokens: Option<i64>,
-    /// The same by its newer name, which wins.
-    pub(crate) max_completion_tokens: Option<i64>,
     /// 0 takes the most likely token; at most 100.
     temperature: Option<f64>,
     /// Nucleus, from 0 to 1.
@@ -79,24 +75,8 @@ const PENALTY_MAX: f64 = 100.0;
 
 impl Sampling {
     /// What Anthropic's protocol has of it.
-    pub(crate) fn of_anthropic(
-        max_tokens: Option<i64>,
-        temperature: Option<f64>,
-        top_p: Option<f64>,
-        top_k: Option<usize>,
-    ) -> Self {
-        Self { max_tokens, temperature, top_p, top_k, ..Self::default() }
-    }
-
-    /// The most tokens that the reply may have.
-    pub(crate) fn max_tokens(&self, default: usize) -> ApiResult<usize> {
-        let (field, asked) = match (self.max_completion_tokens, self.max_tokens) {
-            (Some(n), _) => ("max_completion_tokens", n),
-            (None, Some(n)) => ("max_tokens", n),
-            (None, None) => return Ok(default),
-        };
-        usize::try_from(in_range(field, asked, 1, 1 << 40)?)
-            .map_err(|_| ApiError::field(field, format!("{field} is {asked}: it is too large")))
+    pub(crate) fn of_anthropic(temperature: Option<f64>, top_p: Option<f64>, top_k: Option<usize>) -> Self {
+        Self { temperature, top_p, top_k, ..Self::default() }
     }
 
     /// The seed, if one is given. Negative ones count from the top, as in two's complement.
@@ -135,13 +115,14 @@ impl Sampling {
         }
     }
 
-    /// A request for `tokens` to be continued so, checked against the model.
+    /// A request for `tokens` to be continued so by at most `max_tokens`, checked against the model.
     ///
     /// # Errors
     /// Names the first field that is out of range.
     pub(crate) fn request(
         &self,
         tokens: Vec<u32>,
+        max_tokens: usize,
         model: &Model,
         options: &ServerOptions,
     ) -> ApiResult<Request> {
@@ -154,7 +135,7 @@ impl Sampling {
             value.map(|value| in_range(field, value, -PENALTY_MAX, PENALTY_MAX)).transpose()?;
         }
         let request = Request {
-            max_tokens: Some(self.max_tokens(options.defaults.max_tokens)?),
+            max_tokens: Some(max_tokens),
             sampling: self.sampling(&options.defaults.sampling, &model.xtc_special_tokens),
             processors: self.processors(),
             stop: self.stop.clone().map(OneOrMany::into_vec).unwrap_or_default(),
@@ -172,6 +153,14 @@ impl Sampling {
         check_prompt(&request.tokens, model)?;
         Ok(request)
     }
+}
+
+/// The most tokens of a reply: the first of the fields `asked` that is given.
+pub(crate) fn max_tokens(asked: &[(&str, Option<i64>)], default: usize) -> ApiResult<usize> {
+    let given = asked.iter().find_map(|&(field, value)| Some((field, value?)));
+    let Some((field, value)) = given else { return Ok(default) };
+    usize::try_from(in_range(field, value, 1, 1 << 40)?)
+        .map_err(|_| ApiError::field(field, format!("{field} is {value}: it is too large")))
 }
 
 /// Checks what the engine would refuse, so that the answer does not wait for it.

@@ -130,10 +130,14 @@ fn is_loopback(name: &str) -> bool {
 }
 
 /// Paths that anyone may ask for: they tell nothing of models or texts.
-const OPEN: [&str; 2] = ["/health", "/"];
+const OPEN: [&str; 3] = ["/health", "/", "/openapi.json"];
+
+/// Who asks, for handlers: the index of the key, 0 without keys.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Caller(pub(crate) usize);
 
 /// Lets a request in or answers it here.
-pub(crate) async fn check(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+pub(crate) async fn check(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let guard = &app.guard;
     let id = HeaderValue::from(guard.requests.fetch_add(1, Ordering::Relaxed));
     let path = request
@@ -150,13 +154,17 @@ pub(crate) async fn check(State(app): State<Arc<App>>, request: Request, next: N
         StatusCode::NO_CONTENT.into_response()
     } else {
         let open = OPEN.contains(&path.as_str());
-        let key = if open { Ok(()) } else { guard.key(request.headers()).and_then(|key| guard.count(key)) };
+        let counted = |key| guard.count(key).map(|()| key);
+        let key = if open { Ok(0) } else { guard.key(request.headers()).and_then(counted) };
         match key {
-            Ok(()) => match with_body(request, &app.options.limits).await {
-                Ok(request) => next.run(request).await,
-                Err(error) if path.starts_with("/v1/messages") => error.into_anthropic(),
-                Err(error) => error.into_response(),
-            },
+            Ok(key) => {
+                request.extensions_mut().insert(Caller(key));
+                match with_body(request, &app.options.limits).await {
+                    Ok(request) => next.run(request).await,
+                    Err(error) if path.starts_with("/v1/messages") => error.into_anthropic(),
+                    Err(error) => error.into_response(),
+                }
+            }
             Err(error) if path.starts_with("/v1/messages") => error.into_anthropic(),
             Err(error) => error.into_response(),
         }

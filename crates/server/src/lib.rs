@@ -7,7 +7,9 @@
 mod adapters;
 mod anthropic;
 mod app;
+mod blocks;
 mod body;
+mod conversation;
 mod error;
 mod fields;
 mod folder;
@@ -18,6 +20,7 @@ mod metrics;
 mod model;
 mod models;
 mod openai;
+mod openapi;
 mod options;
 mod reply;
 mod running;

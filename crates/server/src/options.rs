@@ -63,6 +63,10 @@ pub struct Limits {
     pub messages: usize,
     /// Replies to one request.
     pub choices: usize,
+    /// Responses that are kept for `previous_response_id`.
+    pub stored_responses: usize,
+    /// Bytes of them together.
+    pub stored_bytes: usize,
     /// Requests that wait or run; more are refused with 429.
     pub queue: usize,
     /// Requests of one key (without keys: of all) in a minute; 0 for any number.
@@ -85,6 +89,8 @@ impl Default for Limits {
             body_bytes: 32 << 20,
             messages: 10_000,
             choices: 128,
+            stored_responses: 1000,
+            stored_bytes: 64 << 20,
             queue: 256,
             requests_per_minute: 0,
             read_timeout: Duration::from_secs(30),

@@ -38,7 +38,7 @@ impl Shape {
         model: &Model,
         prompt: &str,
         tooling: Tooling,
-        form: Option<Form>,
+        form: Option<(&'static str, Form)>,
         budget: Option<usize>,
     ) -> ApiResult<Self> {
         let Tooling { tools, choice, parallel } = tooling;
@@ -48,15 +48,14 @@ impl Shape {
             last(&markers.start) > last(&markers.end)
         });
         let tools = Tools::new(&tools);
-        if form.is_some() && in_reasoning {
-            let why =
-                "response_format cannot be enforced: this model's replies begin with thoughts; turn them off";
-            return Err(ApiError::field("response_format", why));
+        if let (Some((field, _)), true) = (&form, in_reasoning) {
+            let why = "cannot be enforced: this model's replies begin with thoughts; turn them off";
+            return Err(ApiError::field(*field, format!("{field} {why}")));
         }
         let form = match (choice, form) {
-            (Choice::Required | Choice::Named(_), Some(_)) => {
-                let why = "response_format and a tool_choice that asks for a call exclude each other";
-                return Err(ApiError::field("response_format", why));
+            (Choice::Required | Choice::Named(_), Some((field, _))) => {
+                let why = "and a tool_choice that asks for a call exclude each other";
+                return Err(ApiError::field(field, format!("{field} {why}")));
             }
             (Choice::Required, None) => {
                 Some(("tool_choice", call_form(model, &tools, None, parallel, in_reasoning)?))
@@ -64,7 +63,7 @@ impl Shape {
             (Choice::Named(name), None) => {
                 Some(("tool_choice", call_form(model, &tools, Some(name), parallel, in_reasoning)?))
             }
-            (_, form) => form.map(|form| ("response_format", form)),
+            (_, form) => form,
         };
         let has_tools = tools.iter().next().is_some();
         let options = ReplyOptions {
@@ -194,10 +193,6 @@ impl Parts {
 
     pub(crate) fn reasoning_tokens(&self) -> usize {
         self.reasoning_tokens
-    }
-
-    pub(crate) fn reply(&self) -> &Reply {
-        &self.reply
     }
 
     /// The message of a chat completion.

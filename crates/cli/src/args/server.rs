@@ -147,6 +147,12 @@ struct LimitArgs {
     /// Replies to one request at most
     #[arg(long, value_name = "N", default_value = "128", value_parser = positive)]
     max_choices: NonZeroUsize,
+    /// Responses that are kept for previous_response_id; the least recently used go first (0: none)
+    #[arg(long, value_name = "N", default_value = "1000", value_parser = count)]
+    stored_responses: usize,
+    /// Memory that they may take
+    #[arg(long, value_name = "SIZE", default_value = "64MB", value_parser = size)]
+    stored_responses_bytes: usize,
     /// Connections at a time
     #[arg(long, value_name = "N", default_value = "8192", value_parser = positive)]
     max_connections: NonZeroUsize,
@@ -281,6 +287,8 @@ impl LimitArgs {
             body_bytes: self.max_body,
             messages: self.max_messages.get(),
             choices: self.max_choices.get(),
+            stored_responses: self.stored_responses,
+            stored_bytes: self.stored_responses_bytes,
             queue: self.max_queue.get(),
             requests_per_minute: u32::try_from(self.rate_limit).unwrap_or(u32::MAX),
             read_timeout: self.read_timeout,

@@ -2,12 +2,12 @@
 
 use super::convert;
 use crate::app::App;
+use crate::blocks::{Block, Blocks, Change, Kind};
 use crate::body::{self, in_range};
+use crate::conversation::Conversation;
 use crate::error::{ApiError, ApiResult};
-use crate::fields::Sampling;
+use crate::fields::{self, Sampling};
 use crate::model::Model;
-use crate::openai::chat::thinking as template_thinking;
-use crate::openai::tools::Choice as ToolChoice;
 use crate::openai::{messages, new_id};
 use crate::reply::{Parts, Shape, Tooling};
 use crate::running::Running;
@@ -18,8 +18,6 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use lmx::engine::{Event, FinishReason, Request, Stats, Update};
-use lmx::text::RenderOptions;
-use lmx::text::reply::ReplyPart;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -95,8 +93,7 @@ async fn try_answer(app: &Arc<App>, bytes: &[u8]) -> ApiResult<Response> {
     let (ask, request) = prepare(app, model, body)?;
     let mut running = app.begin(&ask.model, vec![vec![request]])?;
     if stream {
-        let events =
-            Written { id: new_id("msg_"), parts: Parts::new(&ask.shape), ask, block: Block::None, blocks: 0 };
+        let events = Written { id: new_id("msg_"), blocks: Blocks::new(&ask.shape), ask };
         return crate::stream::respond(app, running, events).await;
     }
     Ok(Json(collect(&ask, &mut running).await?).into_response())
@@ -122,27 +119,24 @@ fn prepare(app: &App, model: Arc<Model>, body: Body) -> ApiResult<(Ask, Request)
     let tools = convert::tools(&body.tools.unwrap_or_default())?;
     crate::openai::tools::check(&tools)?;
     let (choice, parallel) = convert::choice(body.tool_choice.as_ref(), &tools)?;
-    let tools = if choice == ToolChoice::Off { Vec::new() } else { tools };
-    let mut variables = app.options.defaults.template.clone();
     let (budget, effort) = thinking(body.thinking.as_ref())?;
     // Clients ask for thoughts of whatever model there is; one that has none just answers.
     let effort = effort.filter(|_| model.tokenizer.thinking_markers().is_some());
-    template_thinking(&model, effort, false, &mut variables)?;
     let converted = convert::messages(body.system.as_ref(), &body.messages)?;
-    let messages = messages::normalize(converted, app.options.limits.messages)?;
-    let options = RenderOptions {
-        add_generation_prompt: true,
-        tools: Some(tools.clone()).filter(|tools| !tools.is_empty()),
-        variables,
-        ..RenderOptions::default()
+    let conversation = Conversation {
+        messages: messages::normalize(converted, app.options.limits.messages)?,
+        tooling: Tooling { tools, choice, parallel },
+        form: None,
+        effort: effort.map(|word| ("thinking", word.to_owned())),
+        budget: budget.filter(|_| effort.is_some()),
+        variables: Map::new(),
     };
-    let prompt = model.render(&messages, &options)?;
-    let budget = budget.filter(|_| effort.is_some());
-    let shape = Shape::new(&model, &prompt.text, Tooling { tools, choice, parallel }, None, budget)?;
+    let (prompt, shape) = conversation.render(app, &model)?;
     let stops = body.stop_sequences.unwrap_or_default();
-    let sampling = Sampling::of_anthropic(body.max_tokens, body.temperature, body.top_p, body.top_k);
-    let prompt_tokens = prompt.ids.len();
-    let mut request = sampling.request(prompt.ids, &model, &app.options)?;
+    let sampling = Sampling::of_anthropic(body.temperature, body.top_p, body.top_k);
+    let prompt_tokens = prompt.len();
+    let max_tokens = fields::max_tokens(&[("max_tokens", body.max_tokens)], app.options.defaults.max_tokens)?;
+    let mut request = sampling.request(prompt, max_tokens, &model, &app.options)?;
     lmx::text::check_stops(&stops)
         .map_err(|error| ApiError::field("stop_sequences", format!("stop_sequences: {error}")))?;
     request.stop = stops;
@@ -171,28 +165,16 @@ fn usage(stats: &Stats) -> Value {
 }
 
 async fn collect(ask: &Ask, running: &mut Running) -> ApiResult<Value> {
-    let mut parts = Parts::new(&ask.shape);
+    let mut blocks = Blocks::new(&ask.shape);
     let mut last = (Stats::default(), None);
     while let Some(next) = running.next().await {
         let (_, Update::Token(event)) = next? else { continue };
-        parts.push(&event);
+        blocks.push(&event);
         last = (event.stats.clone(), event.stopped_by.clone());
     }
     let (stats, stopped_by) = last;
-    let mut content = Vec::new();
-    let reply = parts.reply();
-    if !reply.reasoning.is_empty() {
-        content.push(json!({"type": "thinking", "thinking": reply.reasoning, "signature": ""}));
-    }
-    if !reply.content.is_empty() {
-        content.push(json!({"type": "text", "text": reply.content}));
-    }
-    for (index, call) in reply.tool_calls.iter().enumerate() {
-        let input: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|_| Map::new().into());
-        let id = parts.call_id(index);
-        content.push(json!({"type": "tool_use", "id": id, "name": call.name, "input": input}));
-    }
-    let reason = stop_reason(&parts, stopped_by.is_some());
+    let content: Vec<Value> = blocks.list().iter().map(whole).collect();
+    let reason = stop_reason(blocks.parts(), stopped_by.is_some());
     Ok(json!({
         "id": new_id("msg_"),
         "type": "message",
@@ -205,73 +187,54 @@ async fn collect(ask: &Ask, running: &mut Running) -> ApiResult<Value> {
     }))
 }
 
-/// The block that is being written.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Block {
-    None,
-    Text,
-    Thinking,
-    Tool,
+/// A block that is complete.
+fn whole(block: &Block) -> Value {
+    let mut content = begun(block);
+    match block.kind {
+        Kind::Text => content["text"] = block.text.as_str().into(),
+        Kind::Thoughts => content["thinking"] = block.text.as_str().into(),
+        Kind::Call { .. } => {
+            content["input"] = serde_json::from_str(&block.text).unwrap_or_else(|_| Map::new().into());
+        }
+    }
+    content
+}
+
+/// A block that has no text yet.
+fn begun(block: &Block) -> Value {
+    match &block.kind {
+        Kind::Text => json!({"type": "text", "text": ""}),
+        Kind::Thoughts => json!({"type": "thinking", "thinking": "", "signature": ""}),
+        Kind::Call { id, name } => json!({"type": "tool_use", "id": id, "name": name, "input": {}}),
+    }
 }
 
 /// A streamed reply.
 struct Written {
     id: String,
     ask: Ask,
-    parts: Parts,
-    block: Block,
-    /// Blocks that have begun.
-    blocks: usize,
+    blocks: Blocks,
 }
 
 impl Written {
-    async fn close(&mut self, events: &Events) -> Result<(), Gone> {
-        if self.block == Block::None {
-            return Ok(());
-        }
-        self.block = Block::None;
-        let index = self.blocks - 1;
-        events.event("content_block_stop", &json!({"type": "content_block_stop", "index": index})).await
-    }
-
-    /// Begins a block unless it is the one that is being written.
-    async fn open(&mut self, events: &Events, block: Block, content: Value) -> Result<(), Gone> {
-        if self.block == block && block != Block::Tool {
-            return Ok(());
-        }
-        self.close(events).await?;
-        let start = json!({"type": "content_block_start", "index": self.blocks, "content_block": content});
-        (self.block, self.blocks) = (block, self.blocks + 1);
-        events.event("content_block_start", &start).await
-    }
-
-    async fn delta(&self, events: &Events, delta: Value) -> Result<(), Gone> {
-        let index = self.blocks.saturating_sub(1);
-        let delta = json!({"type": "content_block_delta", "index": index, "delta": delta});
-        events.event("content_block_delta", &delta).await
-    }
-
-    async fn part(&mut self, events: &Events, part: ReplyPart) -> Result<(), Gone> {
-        match part {
-            ReplyPart::Content(text) => {
-                self.open(events, Block::Text, json!({"type": "text", "text": ""})).await?;
-                self.delta(events, json!({"type": "text_delta", "text": text})).await
+    async fn change(&self, events: &Events, index: usize, change: Change) -> Result<(), Gone> {
+        let Some(block) = self.blocks.list().get(index) else { return Ok(()) };
+        let (name, key, value) = match change {
+            Change::Open => ("content_block_start", "content_block", begun(block)),
+            Change::More(text) => {
+                let delta = match block.kind {
+                    Kind::Text => json!({"type": "text_delta", "text": text}),
+                    Kind::Thoughts => json!({"type": "thinking_delta", "thinking": text}),
+                    Kind::Call { .. } => json!({"type": "input_json_delta", "partial_json": text}),
+                };
+                ("content_block_delta", "delta", delta)
             }
-            ReplyPart::Reasoning(text) => {
-                let empty = json!({"type": "thinking", "thinking": "", "signature": ""});
-                self.open(events, Block::Thinking, empty).await?;
-                self.delta(events, json!({"type": "thinking_delta", "thinking": text})).await
+            Change::Close => {
+                let stop = json!({"type": "content_block_stop", "index": index});
+                return events.event("content_block_stop", &stop).await;
             }
-            ReplyPart::ToolCallStart { index, name, .. } => {
-                let id = self.parts.call_id(index).to_owned();
-                let empty = json!({"type": "tool_use", "id": id, "name": name, "input": {}});
-                self.open(events, Block::Tool, empty).await
-            }
-            ReplyPart::ToolCallArguments { text, .. } => {
-                self.delta(events, json!({"type": "input_json_delta", "partial_json": text})).await
-            }
-            ReplyPart::ToolCallEnd { .. } => self.close(events).await,
-        }
+        };
+        events.event(name, &json!({"type": name, "index": index, key: value})).await
     }
 }
 
@@ -291,13 +254,12 @@ impl Protocol for Written {
     }
 
     async fn event(&mut self, events: &Events, _index: usize, event: Event) -> Result<(), Gone> {
-        for part in self.parts.push(&event) {
-            self.part(events, part).await?;
+        for (index, change) in self.blocks.push(&event) {
+            self.change(events, index, change).await?;
         }
         let Some(finish) = event.finish else { return Ok(()) };
-        self.close(events).await?;
         let stopped_by = event.stopped_by.filter(|_| finish == FinishReason::Stop);
-        let reason = stop_reason(&self.parts, stopped_by.is_some());
+        let reason = stop_reason(self.blocks.parts(), stopped_by.is_some());
         let delta =
             json!({"stop_reason": reason, "stop_sequence": stopped_by.filter(|_| reason == "stop_sequence")});
         let delta = json!({"type": "message_delta", "delta": delta, "usage": usage(&event.stats)});

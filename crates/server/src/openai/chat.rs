@@ -1,11 +1,11 @@
 //! `/v1/chat/completions`
 
-use super::tools::{self, Choice as ToolChoice};
-use super::{Cost, Envelope, StreamOptions, messages};
+use super::{Cost, Envelope, StreamOptions, messages, tools};
 use crate::app::App;
 use crate::body::{self, in_range};
+use crate::conversation::Conversation;
 use crate::error::{ApiError, ApiResult};
-use crate::fields::Sampling;
+use crate::fields::{self, Sampling};
 use crate::logprobs;
 use crate::model::Model;
 use crate::reply::{Parts, Shape, Tooling};
@@ -18,7 +18,6 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use lmx::engine::{Event, Request, Update};
 use lmx::sample::fold_seed;
-use lmx::text::RenderOptions;
 use lmx::text::reply::ReplyPart;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -33,6 +32,10 @@ pub(crate) struct Body {
     messages: Vec<Value>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
+    /// Tokens to generate at most.
+    max_tokens: Option<i64>,
+    /// The same by its newer name, which wins.
+    max_completion_tokens: Option<i64>,
     /// Replies to the conversation.
     n: Option<usize>,
     /// Tell the log-probability of each token.
@@ -112,40 +115,6 @@ fn check(body: &Body) -> ApiResult<()> {
     Ok(())
 }
 
-/// What thinking comes to: variables for the template.
-pub(crate) fn thinking(
-    model: &Model,
-    effort: Option<&str>,
-    with_form: bool,
-    variables: &mut Map<String, Value>,
-) -> ApiResult<()> {
-    let thinks = model.tokenizer.thinking_markers().is_some();
-    let source = model.template.as_ref().ok().and_then(|template| template.source(false)).unwrap_or_default();
-    match effort {
-        None => {}
-        Some("none") => drop(variables.insert("enable_thinking".to_owned(), false.into())),
-        Some(word) if source.contains("reasoning_effort") => {
-            variables.insert("reasoning_effort".to_owned(), word.into());
-        }
-        Some("minimal" | "low" | "medium" | "high" | "xhigh") if thinks => {
-            variables.insert("enable_thinking".to_owned(), true.into());
-        }
-        Some(word) => {
-            let why = if thinks {
-                "is none, minimal, low, medium, high or xhigh"
-            } else {
-                "can only be none: the model does not think"
-            };
-            return Err(ApiError::field("reasoning_effort", format!("reasoning_effort {why}, not {word:?}")));
-        }
-    }
-    // A form is one of the whole reply.
-    if with_form {
-        variables.entry("enable_thinking").or_insert(false.into());
-    }
-    Ok(())
-}
-
 fn prepare(app: &App, model: Arc<Model>, body: Body, sampling: &Sampling) -> ApiResult<(Ask, Vec<Request>)> {
     check(&body)?;
     let n = in_range("n", body.n.unwrap_or(1), 1, app.options.limits.choices)?;
@@ -158,27 +127,25 @@ fn prepare(app: &App, model: Arc<Model>, body: Body, sampling: &Sampling) -> Api
         }
         Some(top) => in_range("top_logprobs", top, 0, 20)? as usize,
     };
-    let tools = body.tools.unwrap_or_default();
+    let mut tools = body.tools.unwrap_or_default();
     tools::check(&tools)?;
-    let choice = tools::choice(body.tool_choice.as_ref(), &tools)?;
-    let form = tools::form(body.response_format.as_ref())?;
-    let mut variables = app.options.defaults.template.clone();
-    variables.extend(body.chat_template_kwargs.unwrap_or_default());
-    thinking(&model, body.reasoning_effort.as_deref(), form.is_some(), &mut variables)?;
-    let tools = if choice == ToolChoice::Off { Vec::new() } else { tools };
-    let options = RenderOptions {
-        add_generation_prompt: true,
-        tools: Some(tools.clone()).filter(|tools| !tools.is_empty()),
-        variables,
-        ..RenderOptions::default()
+    let choice = tools::choose(body.tool_choice.as_ref(), &mut tools)?;
+    let conversation = Conversation {
+        messages: messages::normalize(body.messages, app.options.limits.messages)?,
+        tooling: Tooling { tools, choice, parallel: body.parallel_tool_calls.unwrap_or(true) },
+        form: tools::form("response_format", body.response_format.as_ref(), false)?,
+        effort: body.reasoning_effort.map(|word| ("reasoning_effort", word)),
+        budget: body.max_reasoning_tokens,
+        variables: body.chat_template_kwargs.unwrap_or_default(),
     };
-    let messages = messages::normalize(body.messages, app.options.limits.messages)?;
-    let prompt = model.render(&messages, &options)?;
-    let tooling = Tooling { tools, choice, parallel: body.parallel_tool_calls.unwrap_or(true) };
-    let shape = Shape::new(&model, &prompt.text, tooling, form, body.max_reasoning_tokens)?;
+    let (prompt, shape) = conversation.render(app, &model)?;
+    let max_tokens = fields::max_tokens(
+        &[("max_completion_tokens", body.max_completion_tokens), ("max_tokens", body.max_tokens)],
+        app.options.defaults.max_tokens,
+    )?;
     let seed = sampling.seed().unwrap_or_else(lmx::sample::random_seed);
     let base = |choice: u64| -> ApiResult<Request> {
-        let mut request = sampling.request(prompt.ids.clone(), &model, &app.options)?;
+        let mut request = sampling.request(prompt.clone(), max_tokens, &model, &app.options)?;
         shape.constrain(&model, &mut request)?;
         Ok(Request { seed: Some(fold_seed(seed, choice)), top_logprobs: top, ..request })
     };

@@ -4,7 +4,7 @@ use super::{Cost, Envelope, StreamOptions};
 use crate::app::App;
 use crate::body::{self, in_range};
 use crate::error::{ApiError, ApiResult};
-use crate::fields::Sampling;
+use crate::fields::{self, Sampling};
 use crate::logprobs::TextLogprobs;
 use crate::model::Model;
 use crate::running::Running;
@@ -29,6 +29,10 @@ pub(crate) struct Body {
     prompt: Prompt,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
+    /// Tokens to generate at most; 0 with `echo` tells of the prompt alone.
+    max_tokens: Option<i64>,
+    /// The same by its newer name, which wins.
+    max_completion_tokens: Option<i64>,
     /// Replies to each prompt.
     n: Option<usize>,
     /// Replies that are made of each prompt, of which the `n` likeliest by token are returned.
@@ -103,7 +107,7 @@ fn prepare(
     app: &App,
     model: Arc<Model>,
     body: Body,
-    mut sampling: Sampling,
+    sampling: Sampling,
     stream: bool,
 ) -> ApiResult<(Ask, Vec<Vec<Request>>)> {
     let most = app.options.limits.choices;
@@ -129,14 +133,16 @@ fn prepare(
     let echoes = echoes.collect();
     let seed = sampling.seed().unwrap_or_else(lmx::sample::random_seed);
     // With echo the prompt alone is an answer.
-    let no_reply = echo && sampling.max_tokens == Some(0) && sampling.max_completion_tokens.is_none();
-    if no_reply {
-        sampling.max_tokens = None;
-    }
+    let no_reply = echo && body.max_tokens == Some(0) && body.max_completion_tokens.is_none();
+    let asked = [
+        ("max_completion_tokens", body.max_completion_tokens),
+        ("max_tokens", body.max_tokens.filter(|_| !no_reply)),
+    ];
+    let max_tokens = fields::max_tokens(&asked, app.options.defaults.max_tokens)?;
     let mut requests = Vec::new();
     for tokens in &prompts {
         let request = |choice: u64| -> ApiResult<Request> {
-            let request = sampling.request(tokens.clone(), &model, &app.options)?;
+            let request = sampling.request(tokens.clone(), max_tokens, &model, &app.options)?;
             let seed = Some(fold_seed(seed, choice));
             let max_tokens = if no_reply { Some(0) } else { request.max_tokens };
             // The further replies have the same prompt.

@@ -5,6 +5,7 @@ pub(crate) mod completions;
 pub(crate) mod embeddings;
 pub(crate) mod messages;
 pub(crate) mod models;
+pub(crate) mod responses;
 pub(crate) mod tools;
 
 use crate::model::Model;
@@ -98,6 +99,18 @@ impl Cost {
                 "accepted_prediction_tokens": stats.accepted_tokens,
                 "rejected_prediction_tokens": stats.drafted_tokens - stats.accepted_tokens.min(stats.drafted_tokens),
             },
+        })
+    }
+
+    /// The same by the names of `/v1/responses`.
+    fn responses_usage(&self) -> Value {
+        let Self { prompt, cached, completion, reasoning, .. } = self;
+        json!({
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": cached},
+            "output_tokens": completion,
+            "output_tokens_details": {"reasoning_tokens": reasoning},
+            "total_tokens": prompt + completion,
         })
     }
 

@@ -57,6 +57,29 @@ pub(crate) fn choice(value: Option<&Value>, tools: &[Value]) -> ApiResult<Choice
     }
 }
 
+/// `tool_choice` in full: `allowed_tools` also leaves only those of `tools` that it lists.
+pub(crate) fn choose(value: Option<&Value>, tools: &mut Vec<Value>) -> ApiResult<Choice> {
+    let Some(allowed) = value.filter(|value| value["type"] == "allowed_tools") else {
+        return choice(value, tools);
+    };
+    let allowed = allowed.get("allowed_tools").unwrap_or(allowed);
+    let refused = |why: &str| Err(ApiError::field("tool_choice", format!("tool_choice {why}")));
+    let Some(list) = allowed["tools"].as_array() else { return refused("needs a list of allowed tools") };
+    let name = |tool: &Value| tool.get("function").unwrap_or(tool)["name"].as_str().map(str::to_owned);
+    let Some(names) = list.iter().map(name).collect::<Option<Vec<_>>>() else {
+        return refused("may only list functions, by name");
+    };
+    let known = |name: &String| tools.iter().any(|tool| tool["function"]["name"] == name.as_str());
+    if let Some(unknown) = names.iter().find(|name| !known(name)) {
+        return refused(&format!("allows {unknown:?}, which is none of the tools"));
+    }
+    tools.retain(|tool| names.iter().any(|name| tool["function"]["name"] == name.as_str()));
+    match allowed["mode"].as_str() {
+        Some("auto" | "required") => choice(allowed.get("mode"), tools),
+        _ => refused("has a mode that is neither auto nor required"),
+    }
+}
+
 /// Checks `tools`: functions with names.
 pub(crate) fn check(tools: &[Value]) -> ApiResult<()> {
     if tools.len() > TOOLS_MAX {
@@ -92,43 +115,50 @@ struct NamedSchema {
     _strict: Option<bool>,
 }
 
-/// The form that `response_format` asks for. A schema is always enforced, strict or not.
-pub(crate) fn form(format: Option<&Value>) -> ApiResult<Option<Form>> {
-    const FIELD: &str = "response_format";
+/// The form that `format`, the value of `field`, asks for. A schema is always enforced, strict or not. In a `flat` format
+/// it stands beside the type, else within `json_schema`.
+pub(crate) fn form(
+    field: &'static str,
+    format: Option<&Value>,
+    flat: bool,
+) -> ApiResult<Option<(&'static str, Form)>> {
     let Some(format) = format else { return Ok(None) };
     let kind = format.get("type").and_then(Value::as_str).unwrap_or_default();
-    match kind {
-        "text" => Ok(None),
-        "json_object" => Ok(Some(Form::JsonSchema(json!({"type": "object"})))),
+    let form = match kind {
+        "text" => return Ok(None),
+        "json_object" => Form::JsonSchema(json!({"type": "object"})),
         "json_schema" => {
-            let named = format.get("json_schema").cloned().unwrap_or_default();
-            let named: NamedSchema = serde_json::from_value(named).map_err(|error| {
-                let field = format!("{FIELD}.json_schema");
-                ApiError::field(&field, format!("{field}: {error}"))
-            })?;
+            let mut named = if flat { format.clone() } else { format["json_schema"].clone() };
+            let at = if flat { field.to_owned() } else { format!("{field}.json_schema") };
+            if let (true, Some(map)) = (flat, named.as_object_mut()) {
+                map.shift_remove("type");
+            }
+            let named: NamedSchema = serde_json::from_value(named)
+                .map_err(|error| ApiError::field(&at, format!("{at}: {error}")))?;
             match named.schema {
-                Some(schema) => Ok(Some(Form::JsonSchema(schema))),
+                Some(schema) => Form::JsonSchema(schema),
                 None => {
-                    let field = format!("{FIELD}.json_schema.schema");
-                    Err(ApiError::field(&field, format!("{field} is required")))
+                    let field = format!("{at}.schema");
+                    return Err(ApiError::field(&field, format!("{field} is required")));
                 }
             }
         }
         "regex" | "grammar" => match format.get(kind).or_else(|| format.get("value")).and_then(Value::as_str)
         {
-            Some(text) if kind == "regex" => Ok(Some(Form::Regex(text.to_owned()))),
-            Some(text) => Ok(Some(Form::Lark(text.to_owned()))),
+            Some(text) if kind == "regex" => Form::Regex(text.to_owned()),
+            Some(text) => Form::Lark(text.to_owned()),
             None => {
-                let field = format!("{FIELD}.{kind}");
-                Err(ApiError::field(&field, format!("{field} must be a text")))
+                let field = format!("{field}.{kind}");
+                return Err(ApiError::field(&field, format!("{field} must be a text")));
             }
         },
         _ => {
-            let field = format!("{FIELD}.type");
+            let field = format!("{field}.type");
             let message = format!("{field} must be text, json_object, json_schema, regex or grammar");
-            Err(ApiError::field(field, message))
+            return Err(ApiError::field(field, message));
         }
-    }
+    };
+    Ok(Some((field, form)))
 }
 
 #[cfg(test)]
@@ -152,8 +182,38 @@ mod tests {
     }
 
     #[test]
+    fn allowed_tools_are_those_that_are_left() {
+        let tool = |name: &str| json!({"type": "function", "function": {"name": name}});
+        let of = |value: Value| {
+            let mut tools = vec![tool("f"), tool("g")];
+            choose(Some(&value), &mut tools)
+                .map(|choice| (choice, tools))
+                .map_err(|error| error.param.unwrap())
+        };
+        let flat = json!({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g"}]});
+        assert_eq!(of(flat), Ok((Choice::Required, vec![tool("g")])));
+        let nested =
+            json!({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [tool("f")]}});
+        assert_eq!(of(nested), Ok((Choice::Auto, vec![tool("f")])));
+        for wrong in [
+            json!({"type": "allowed_tools", "mode": "auto", "tools": [{"name": "h"}]}),
+            json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}]}),
+            json!({"type": "allowed_tools", "mode": "none", "tools": []}),
+            json!({"type": "allowed_tools", "mode": "required", "tools": []}),
+            json!({"type": "allowed_tools", "mode": "auto"}),
+        ] {
+            assert_eq!(of(wrong), Err("tool_choice".into()));
+        }
+    }
+
+    #[test]
     fn formats_become_forms() {
-        let of = |value: Value| form(Some(&value)).map_err(|error| error.param.unwrap());
+        let at = "response_format";
+        let of = |value: Value| {
+            form(at, Some(&value), false)
+                .map(|form| form.map(|(_, form)| form))
+                .map_err(|error| error.param.unwrap())
+        };
         assert_eq!(of(json!({"type": "text"})), Ok(None));
         assert!(matches!(of(json!({"type": "json_object"})), Ok(Some(Form::JsonSchema(_)))));
         let schema = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "null"}, "strict": true}});
@@ -165,6 +225,11 @@ mod tests {
         );
         assert_eq!(of(json!({"type": "yaml"})), Err("response_format.type".into()));
         assert_eq!(of(json!("text")), Err("response_format.type".into()));
+        let flat =
+            |value: Value| form("text.format", Some(&value), true).map_err(|error| error.param.unwrap());
+        let schema = json!({"type": "json_schema", "name": "x", "schema": {"type": "null"}, "strict": true});
+        assert_eq!(flat(schema), Ok(Some(("text.format", Form::JsonSchema(json!({"type": "null"}))))));
+        assert_eq!(flat(json!({"type": "json_schema"})), Err("text.format.schema".into()));
     }
 
     #[test]

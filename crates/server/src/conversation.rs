@@ -1,0 +1,76 @@
+//! A conversation and what its next message may be: what all protocols with messages have in common.
+
+use crate::app::App;
+use crate::error::{ApiError, ApiResult};
+use crate::model::Model;
+use crate::openai::tools::Choice;
+use crate::reply::{Shape, Tooling};
+use lmx::grammar::Form;
+use lmx::text::RenderOptions;
+use serde_json::{Map, Value};
+
+/// A conversation that is to be continued by a message.
+pub(crate) struct Conversation {
+    /// As chat templates want them.
+    pub(crate) messages: Vec<Value>,
+    pub(crate) tooling: Tooling,
+    /// The form of the message, and the field that asks for it.
+    pub(crate) form: Option<(&'static str, Form)>,
+    /// How much to think, and the field that says so.
+    pub(crate) effort: Option<(&'static str, String)>,
+    /// Tokens of thoughts at most.
+    pub(crate) budget: Option<usize>,
+    /// Variables of the chat template, beside those of the server.
+    pub(crate) variables: Map<String, Value>,
+}
+
+impl Conversation {
+    /// The tokens of the prompt, and how the message behind it is written.
+    ///
+    /// # Errors
+    /// Names the field that asks for what the model or its template cannot do.
+    pub(crate) fn render(mut self, app: &App, model: &Model) -> ApiResult<(Vec<u32>, Shape)> {
+        let mut variables = app.options.defaults.template.clone();
+        variables.append(&mut self.variables);
+        if let Some((field, effort)) = &self.effort {
+            think(model, field, effort, &mut variables)?;
+        }
+        if self.form.is_some() {
+            // A form is one of the whole reply.
+            variables.entry("enable_thinking").or_insert(false.into());
+        }
+        if self.tooling.choice == Choice::Off {
+            self.tooling.tools.clear();
+        }
+        let tools = Some(self.tooling.tools.clone()).filter(|tools| !tools.is_empty());
+        let options =
+            RenderOptions { add_generation_prompt: true, tools, variables, ..RenderOptions::default() };
+        let prompt = model.render(&self.messages, &options)?;
+        let shape = Shape::new(model, &prompt.text, self.tooling, self.form, self.budget)?;
+        Ok((prompt.ids, shape))
+    }
+}
+
+/// What `effort`, the value of `field`, comes to: variables for the template.
+fn think(model: &Model, field: &str, effort: &str, variables: &mut Map<String, Value>) -> ApiResult<()> {
+    let thinks = model.tokenizer.thinking_markers().is_some();
+    let source = model.template.as_ref().ok().and_then(|template| template.source(false)).unwrap_or_default();
+    match effort {
+        "none" => drop(variables.insert("enable_thinking".to_owned(), false.into())),
+        word if source.contains("reasoning_effort") => {
+            variables.insert("reasoning_effort".to_owned(), word.into());
+        }
+        "minimal" | "low" | "medium" | "high" | "xhigh" | "max" if thinks => {
+            variables.insert("enable_thinking".to_owned(), true.into());
+        }
+        word => {
+            let why = if thinks {
+                "is none, minimal, low, medium, high, xhigh or max"
+            } else {
+                "can only be none: the model does not think"
+            };
+            return Err(ApiError::field(field, format!("{field} {why}, not {word:?}")));
+        }
+    }
+    Ok(())
+}
