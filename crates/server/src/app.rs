@@ -61,7 +61,6 @@ impl App {
     ///
     /// # Errors
     /// 400: there is no such adapter, or it is not one of this model.
-    #[expect(dead_code, reason = "the field comes next")]
     pub(crate) async fn adapter(&self, model: &Model, name: &str) -> ApiResult<Adapter> {
         adapters::load(self.options.adapters.as_ref(), model, self.models.worker(), name).await
     }

@@ -151,9 +151,10 @@ impl From<RequestError> for ApiError {
             RequestError::Grammar(_) | RequestError::GrammarVocabulary { .. } => {
                 Self::field("response_format", message)
             }
-            RequestError::OutOfMemory(_) | RequestError::Shutdown | RequestError::QueueDeadline { .. } => {
-                Self::unavailable(message)
-            }
+            RequestError::OutOfMemory(_)
+            | RequestError::Shutdown
+            | RequestError::QueueDeadline { .. }
+            | RequestError::StallDeadline { .. } => Self::unavailable(message),
             _ => Self::internal(message),
         }
     }

@@ -1,14 +1,18 @@
 //! The fields that say how a text is continued, the same for every endpoint of OpenAI's protocol.
 
+use crate::app::App;
 use crate::body::in_range;
 use crate::error::{ApiError, ApiResult};
+use crate::min_tokens::MinTokens;
 use crate::model::Model;
 use crate::options::ServerOptions;
-use lmx::engine::Request;
+use lmx::adapter::Adapter;
+use lmx::engine::{DraftSpeculation, NgramSpeculation, Request, Speculation};
 use lmx::sample::{ProcessorParams, SamplingParams};
 use lmx::text::check_stops;
 use serde::Deserialize;
 use std::collections::BTreeMap;
+use std::time::Duration;
 use utoipa::ToSchema;
 
 /// How a text is continued. Null means absent.
@@ -47,6 +51,24 @@ pub(crate) struct Sampling {
     pub(crate) stop: Option<OneOrMany>,
     /// Generate past end-of-sequence tokens.
     ignore_eos: Option<bool>,
+    /// Tokens before which no end-of-sequence token may come.
+    min_tokens: Option<usize>,
+    /// The adapter to run with, by its name in `/v1/models`.
+    adapters: Option<String>,
+    /// It, loaded.
+    #[serde(skip)]
+    #[schema(ignore)]
+    adapter: Option<Adapter>,
+    /// Only `default_model`: guesses come from the draft model that the server was started with.
+    draft_model: Option<String>,
+    /// Tokens guessed at once at most; 0 for none.
+    num_draft_tokens: Option<usize>,
+    /// Higher ones run first and give way last; 0 where nothing is said.
+    priority: Option<i32>,
+    /// Seconds after which the request fails if it still waits.
+    queue_deadline: Option<f64>,
+    /// Seconds without progress after which it fails.
+    stall_deadline: Option<f64>,
     /// Who asks; has no effect on the reply.
     #[serde(rename = "user")]
     _user: Option<String>,
@@ -75,13 +97,60 @@ const PENALTY_MAX: f64 = 100.0;
 
 impl Sampling {
     /// What Anthropic's protocol has of it.
-    pub(crate) fn of_anthropic(temperature: Option<f64>, top_p: Option<f64>, top_k: Option<usize>) -> Self {
-        Self { temperature, top_p, top_k, ..Self::default() }
+    pub(crate) fn of_anthropic(
+        model: &Model,
+        temperature: Option<f64>,
+        top_p: Option<f64>,
+        top_k: Option<usize>,
+    ) -> Self {
+        Self { temperature, top_p, top_k, adapter: model.adapter.clone(), ..Self::default() }
+    }
+
+    /// Refuses what a reply that must have a form cannot have: it ends where the form does.
+    pub(crate) fn check_with_form(&self) -> ApiResult<()> {
+        match self.min_tokens {
+            None | Some(0) => Ok(()),
+            Some(_) => {
+                Err(ApiError::field("min_tokens", "min_tokens cannot be had with a form of the reply"))
+            }
+        }
     }
 
     /// The seed, if one is given. Negative ones count from the top, as in two's complement.
     pub(crate) fn seed(&self) -> Option<u64> {
         self.seed.map(i64::cast_unsigned)
+    }
+
+    /// Loads the adapter that is asked for.
+    ///
+    /// # Errors
+    /// 400 naming `adapters`.
+    pub(crate) async fn load(&mut self, app: &App, model: &Model) -> ApiResult<()> {
+        self.adapter = match &self.adapters {
+            Some(name) => Some(app.adapter(model, name).await?),
+            None => model.adapter.clone(),
+        };
+        Ok(())
+    }
+
+    /// How tokens are guessed.
+    fn speculation(&self, model: &Model) -> ApiResult<Option<Speculation>> {
+        if let Some(other) = self.draft_model.as_ref().filter(|name| *name != "default_model") {
+            let why = "a draft model is chosen when the server is started";
+            return Err(ApiError::field("draft_model", format!("draft_model is {other:?}: {why}")));
+        }
+        let field = "num_draft_tokens";
+        let Some(count) = self.num_draft_tokens else { return Ok(model.speculation) };
+        let count = in_range(field, count, 0, DraftSpeculation::MOST)?;
+        match model.speculation {
+            _ if count == 0 => Ok(None),
+            Some(Speculation::Draft(own)) => Ok(Some(DraftSpeculation { draft_tokens: count, ..own }.into())),
+            Some(Speculation::Ngram(own)) => Ok(Some(NgramSpeculation { draft_tokens: count, ..own }.into())),
+            None => {
+                let why = "can only be 0: this server does not guess (--draft-model, --ngram-spec)";
+                Err(ApiError::field(field, format!("{field} {why}")))
+            }
+        }
     }
 
     fn sampling(&self, base: &SamplingParams, xtc_special: &[u32]) -> SamplingParams {
@@ -134,15 +203,18 @@ impl Sampling {
         {
             value.map(|value| in_range(field, value, -PENALTY_MAX, PENALTY_MAX)).transpose()?;
         }
-        let request = Request {
+        let mut request = Request {
             max_tokens: Some(max_tokens),
             sampling: self.sampling(&options.defaults.sampling, &model.xtc_special_tokens),
             processors: self.processors(),
             stop: self.stop.clone().map(OneOrMany::into_vec).unwrap_or_default(),
             seed: self.seed(),
             ignore_eos: self.ignore_eos.unwrap_or(false),
-            adapter: model.adapter.clone(),
-            speculation: model.speculation,
+            adapter: self.adapter.clone(),
+            speculation: self.speculation(model)?,
+            priority: self.priority.unwrap_or_default(),
+            queue_deadline: seconds("queue_deadline", self.queue_deadline)?,
+            stall_deadline: seconds("stall_deadline", self.stall_deadline)?,
             tokens,
             ..Request::default()
         };
@@ -151,8 +223,20 @@ impl Sampling {
         request.processors.validate(model.vocab).map_err(refused)?;
         check_stops(&request.stop).map_err(|error| ApiError::field("stop", format!("stop: {error}")))?;
         check_prompt(&request.tokens, model)?;
+        let least = in_range("min_tokens", self.min_tokens.unwrap_or(0), 0, max_tokens)?;
+        if least > 0 {
+            request.logits_processors.push(Box::new(MinTokens::new(model.ends.clone(), least)));
+        }
         Ok(request)
     }
+}
+
+/// A length of time.
+fn seconds(field: &str, seconds: Option<f64>) -> ApiResult<Option<Duration>> {
+    /// A year.
+    const MOST: f64 = 31_536_000.0;
+    let valid = |seconds| in_range(field, seconds, 0.0, MOST).map(Duration::from_secs_f64);
+    seconds.map(valid).transpose()
 }
 
 /// The most tokens of a reply: the first of the fields `asked` that is given.

@@ -47,6 +47,8 @@ pub(crate) struct Model {
     pub(crate) context_length: usize,
     /// Those of requests; `adapter` is not among them.
     pub(crate) adapters: adapters::Kept,
+    /// Tokens that end a reply.
+    pub(crate) ends: Vec<u32>,
     grammars: OnceLock<Result<Grammars, String>>,
     make_grammars: Box<dyn Fn() -> Result<Grammars, lmx::grammar::GrammarError> + Send + Sync>,
 }
@@ -74,6 +76,7 @@ impl Model {
             vocab,
             context_length,
             adapters: adapters::Kept::default(),
+            ends: eos.iter().map(|(id, _)| id).collect(),
             grammars: OnceLock::new(),
             make_grammars: Box::new(move || Grammars::new(&own, &eos, vocab)),
         })

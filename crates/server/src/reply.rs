@@ -1,6 +1,7 @@
 //! What of a chat's reply is content, what thought, what a call of a tool.
 
 use crate::error::{ApiError, ApiResult};
+use crate::fields::Sampling;
 use crate::model::Model;
 use crate::openai::new_id;
 use crate::openai::tools::Choice;
@@ -82,8 +83,14 @@ impl Shape {
     }
 
     /// Makes a request's reply keep to it.
-    pub(crate) fn constrain(&self, model: &Model, request: &mut Request) -> ApiResult<()> {
+    pub(crate) fn constrain(
+        &self,
+        model: &Model,
+        sampling: &Sampling,
+        request: &mut Request,
+    ) -> ApiResult<()> {
         if let Some((field, form)) = &self.form {
+            sampling.check_with_form()?;
             request.grammar = Some(model.grammar(field, form)?);
         }
         if let (Some(budget), Some(markers)) = (self.budget, &self.options.thinking) {

@@ -27,7 +27,7 @@ fn tool() -> Value {
 
 /// The named events of a stream, with their data.
 #[track_caller]
-pub(crate) fn named(answer: &Answer) -> Vec<(String, Value)> {
+pub(super) fn named(answer: &Answer) -> Vec<(String, Value)> {
     assert_eq!(answer.status, 200, "{answer:?}");
     assert!(!answer.body.contains("[DONE]"));
     let mut events = Vec::new();
@@ -180,7 +180,7 @@ fn thoughts_and_calls_are_items() {
     assert_eq!(by_items, prompt_of(&server, &json!({"input": items, "tools": [tool()]})));
     let references: Vec<Value> =
         output.iter().map(|item| json!({"type": "item_reference", "id": item["id"]})).collect();
-    items.splice(1..4, references);
+    drop(items.splice(1..4, references));
     assert_eq!(by_items, prompt_of(&server, &json!({"input": items, "tools": [tool()]})));
     let next = server.post(PATH, &by_id).json();
     assert_eq!((&next["status"], &next["previous_response_id"]), (&json!("completed"), &whole["id"]));
@@ -270,7 +270,6 @@ fn what_is_not_supported_is_refused_by_its_name() {
         ("text", json!({"format": {"type": "json_schema", "name": "x"}}), "text.format.schema"),
         ("text", json!({"format": {"type": "yaml"}}), "text.format.type"),
         ("text", json!({"verbosity": "high"}), "text.verbosity"),
-        ("text", json!({"colour": "red"}), "text"),
         ("reasoning", json!({"effort": "high"}), "reasoning.effort"),
         ("reasoning", json!({"summary": "detailed"}), "reasoning.summary"),
         ("metadata", json!({"a": 1}), "metadata"),
@@ -302,6 +301,8 @@ fn what_is_not_supported_is_refused_by_its_name() {
         body[field] = Value::Null;
         assert_eq!(server.post(PATH, &body).status, 200, "{field}");
     }
+    let unknown = server.post(PATH, &json!({"input": "hi", "text": {"colour": "red"}}));
+    assert!(unknown.status == 400 && unknown.body.contains("colour"), "{unknown:?}");
     let missing = json!({"input": [{"type": "item_reference", "id": "msg_1"}]});
     assert_eq!(
         (server.post(PATH, &missing).status, server.get("/v1/responses/x?stream=true").status),

@@ -133,14 +133,14 @@ fn prepare(app: &App, model: Arc<Model>, body: Body) -> ApiResult<(Ask, Request)
     };
     let (prompt, shape) = conversation.render(app, &model)?;
     let stops = body.stop_sequences.unwrap_or_default();
-    let sampling = Sampling::of_anthropic(body.temperature, body.top_p, body.top_k);
+    let sampling = Sampling::of_anthropic(&model, body.temperature, body.top_p, body.top_k);
     let prompt_tokens = prompt.len();
     let max_tokens = fields::max_tokens(&[("max_tokens", body.max_tokens)], app.options.defaults.max_tokens)?;
     let mut request = sampling.request(prompt, max_tokens, &model, &app.options)?;
     lmx::text::check_stops(&stops)
         .map_err(|error| ApiError::field("stop_sequences", format!("stop_sequences: {error}")))?;
     request.stop = stops;
-    shape.constrain(&model, &mut request)?;
+    shape.constrain(&model, &sampling, &mut request)?;
     Ok((Ask { model, shape, prompt_tokens }, request))
 }
 

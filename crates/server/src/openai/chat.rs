@@ -87,8 +87,9 @@ struct Ask {
 
 /// Answers a request.
 pub(crate) async fn answer(State(app): State<Arc<App>>, bytes: Bytes) -> ApiResult<Response> {
-    let (body, sampling): (Body, Sampling) = body::parse_both(&bytes)?;
+    let (body, mut sampling): (Body, Sampling) = body::parse_both(&bytes)?;
     let model = app.models.get(body.model.as_deref()).await?;
+    sampling.load(&app, &model).await?;
     let (stream, options) = (body.stream.unwrap_or(false), body.stream_options);
     if options.is_some() && !stream {
         return Err(ApiError::field("stream_options", "stream_options needs stream"));
@@ -146,7 +147,7 @@ fn prepare(app: &App, model: Arc<Model>, body: Body, sampling: &Sampling) -> Api
     let seed = sampling.seed().unwrap_or_else(lmx::sample::random_seed);
     let base = |choice: u64| -> ApiResult<Request> {
         let mut request = sampling.request(prompt.clone(), max_tokens, &model, &app.options)?;
-        shape.constrain(&model, &mut request)?;
+        shape.constrain(&model, sampling, &mut request)?;
         Ok(Request { seed: Some(fold_seed(seed, choice)), top_logprobs: top, ..request })
     };
     let requests = (0..n as u64).map(base).collect::<ApiResult<_>>()?;

@@ -5,6 +5,7 @@ use crate::app::App;
 use crate::body::{self, in_range};
 use crate::error::{ApiError, ApiResult};
 use crate::fields::{self, Sampling};
+use crate::infill;
 use crate::logprobs::TextLogprobs;
 use crate::model::Model;
 use crate::running::Running;
@@ -39,6 +40,8 @@ pub(crate) struct Body {
     best_of: Option<usize>,
     /// The number of likely tokens to tell of each position, from 0 to 20.
     logprobs: Option<usize>,
+    /// What stands behind the gap that the reply fills; for models that have tokens for it.
+    suffix: Option<String>,
     /// Begin each reply with its prompt.
     echo: Option<bool>,
 }
@@ -88,8 +91,9 @@ impl Ask {
 
 /// Answers a request.
 pub(crate) async fn answer(State(app): State<Arc<App>>, bytes: Bytes) -> ApiResult<Response> {
-    let (body, sampling): (Body, Sampling) = body::parse_both(&bytes)?;
+    let (body, mut sampling): (Body, Sampling) = body::parse_both(&bytes)?;
     let model = app.models.get(body.model.as_deref()).await?;
+    sampling.load(&app, &model).await?;
     let (stream, usage) = (body.stream.unwrap_or(false), body.stream_options.and_then(|o| o.include_usage));
     if body.stream_options.is_some() && !stream {
         return Err(ApiError::field("stream_options", "stream_options needs stream"));
@@ -121,13 +125,21 @@ fn prepare(
     }
     let top = body.logprobs.map(|top| in_range("logprobs", top, 0, TOP_MAX)).transpose()?;
     let echo = body.echo.unwrap_or(false);
-    let prompts = match body.prompt {
+    let mut prompts = match body.prompt {
         Prompt::Text(text) => vec![model.encode(&text)?],
         Prompt::Texts(texts) => texts.iter().map(|text| model.encode(text)).collect::<ApiResult<_>>()?,
         Prompt::Tokens(tokens) => vec![tokens],
         Prompt::Lists(lists) => lists,
     };
     in_range("prompt", prompts.len(), 1, PROMPTS_MAX)?;
+    if let Some(suffix) = &body.suffix {
+        if echo {
+            return Err(ApiError::field("suffix", "suffix and echo exclude each other"));
+        }
+        for prompt in &mut prompts {
+            *prompt = infill::prompt(&model, prompt, suffix)?;
+        }
+    }
     let echoes =
         prompts.iter().map(|tokens| if echo { model.tokenizer.decode(tokens) } else { String::new() });
     let echoes = echoes.collect();
@@ -142,7 +154,8 @@ fn prepare(
     let mut requests = Vec::new();
     for tokens in &prompts {
         let request = |choice: u64| -> ApiResult<Request> {
-            let request = sampling.request(tokens.clone(), max_tokens, &model, &app.options)?;
+            let request = sampling.request(tokens.clone(), max_tokens, &model, &app.options);
+            let request = request.map_err(|error| error.renamed("messages", "prompt"))?;
             let seed = Some(fold_seed(seed, choice));
             let max_tokens = if no_reply { Some(0) } else { request.max_tokens };
             // The further replies have the same prompt.

@@ -56,9 +56,10 @@ pub(crate) async fn answer(
     Extension(Caller(owner)): Extension<Caller>,
     bytes: Bytes,
 ) -> ApiResult<Response> {
-    let (body, sampling): (Body, Sampling) = body::parse_both(&bytes)?;
+    let (body, mut sampling): (Body, Sampling) = body::parse_both(&bytes)?;
     let stream = body.stream()?;
     let model = app.models.get(body.model()).await?;
+    sampling.load(&app, &model).await?;
     let (ask, request) = body.prepare(&app, model, owner, &sampling)?;
     let mut running = app.begin(&ask.model, vec![vec![request]])?;
     let mut written = Written::new(Arc::clone(&app), ask);
@@ -78,8 +79,9 @@ pub(crate) async fn count(
     Extension(Caller(owner)): Extension<Caller>,
     bytes: Bytes,
 ) -> ApiResult<Json<Value>> {
-    let (body, sampling): (Body, Sampling) = body::parse_both(&bytes)?;
+    let (body, mut sampling): (Body, Sampling) = body::parse_both(&bytes)?;
     let model = app.models.get(body.model()).await?;
+    sampling.load(&app, &model).await?;
     let (_, request) = body.prepare(&app, model, owner, &sampling)?;
     Ok(Json(json!({"object": "response.input_tokens", "input_tokens": request.tokens.len()})))
 }

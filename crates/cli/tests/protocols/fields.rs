@@ -1,0 +1,104 @@
+//! Fields that few clients send.
+
+use crate::common::model::{Model, Then};
+use crate::common::server::Server;
+use serde_json::{Value, json};
+
+const TEXT: &str = "/v1/completions";
+
+/// Makes tokens of texts that the model never says, in place of bytes that are no texts.
+pub(super) fn name_tokens(model: &Model, names: &[&str]) {
+    model.edit("tokenizer.json", |tokenizer| {
+        let added = tokenizer["added_tokens"].as_array_mut().unwrap();
+        for (id, content) in names.iter().enumerate() {
+            added.push(json!({"id": id, "content": content, "single_word": false, "lstrip": false,
+                "rstrip": false, "normalized": false, "special": false}));
+        }
+    });
+}
+
+#[test]
+fn a_reply_has_the_tokens_that_it_must_have() {
+    let model = Model::script(&[b"a", b"b"], Then::End);
+    let server = Server::start(model.path(), &[]);
+    let of = |extra: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        server.post("/v1/chat/completions", &body)
+    };
+    let whole = of(json!({})).json();
+    assert_eq!(
+        (&whole["usage"]["completion_tokens"], &whole["choices"][0]["finish_reason"]),
+        (&json!(3), &json!("stop"))
+    );
+    for least in [4, 6] {
+        let made = of(json!({"min_tokens": least})).json();
+        assert!(made["usage"]["completion_tokens"].as_u64().unwrap() > least, "{made}");
+        assert!(made["choices"][0]["message"]["content"].as_str().unwrap().starts_with("ab"));
+    }
+    for (field, value) in [
+        ("min_tokens", json!(10)),
+        ("min_tokens", json!(-1)),
+        ("draft_model", json!("other")),
+        ("num_draft_tokens", json!(3)),
+        ("adapters", json!("none")),
+        ("adapters", json!("../secret")),
+        ("queue_deadline", json!(-1)),
+        ("stall_deadline", json!("x")),
+        ("priority", json!(1.5)),
+        ("role_mapping", json!({})),
+        ("prediction", json!({})),
+    ] {
+        let mut extra = json!({});
+        extra[field] = value;
+        let answer = of(extra);
+        assert_eq!((answer.status, answer.json()["error"]["param"].as_str()), (400, Some(field)));
+    }
+    let form = of(json!({"min_tokens": 2, "response_format": {"type": "json_object"}}));
+    assert_eq!((form.status, form.json()["error"]["param"].as_str()), (400, Some("min_tokens")));
+    let fine = json!({"draft_model": "default_model", "num_draft_tokens": 0, "adapters": null, "priority": -3,
+        "queue_deadline": 60, "stall_deadline": 60.5, "min_tokens": 0});
+    assert_eq!(of(fine).json()["choices"], whole["choices"]);
+}
+
+#[test]
+fn guesses_can_be_turned_off_by_a_request() {
+    let model = Model::random();
+    let server = Server::start(model.path(), &["--ngram-spec"]);
+    let of = |count: Value| {
+        let body = json!({"prompt": "abcabcabcabc", "max_tokens": 40, "num_draft_tokens": count});
+        server.post(TEXT, &body)
+    };
+    let (plain, guessed) = (of(json!(0)).json(), of(json!(2)).json());
+    assert_eq!(plain["choices"], guessed["choices"]);
+    assert_eq!(plain["timings"]["draft_n"], 0);
+    assert_eq!(of(json!(1000)).json()["error"]["param"], "num_draft_tokens");
+}
+
+#[test]
+fn gaps_are_filled_by_models_that_can() {
+    let plain = Model::random();
+    let server = Server::start(plain.path(), &[]);
+    let body = json!({"prompt": "ab", "suffix": "cd", "max_tokens": 4, "logprobs": 0});
+    let refused = server.post(TEXT, &body);
+    assert_eq!((refused.status, refused.json()["error"]["param"].as_str()), (400, Some("suffix")));
+
+    for (names, prompt) in [
+        (
+            vec!["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
+            "<|fim_prefix|>ab<|fim_suffix|>cd<|fim_middle|>",
+        ),
+        (vec!["[SUFFIX]", "[PREFIX]"], "[SUFFIX]cd[PREFIX]ab"),
+    ] {
+        let model = Model::random();
+        name_tokens(&model, &names);
+        let server = Server::start(model.path(), &[]);
+        let filled = server.post(TEXT, &body).json();
+        let written = server.post(TEXT, &json!({"prompt": prompt, "max_tokens": 4, "logprobs": 0})).json();
+        assert_eq!(filled["choices"], written["choices"]);
+        assert_eq!(filled["usage"]["prompt_tokens"], 4 + names.len());
+        let mut echo = body.clone();
+        echo["echo"] = true.into();
+        assert_eq!(server.post(TEXT, &echo).json()["error"]["param"], "suffix");
+    }
+}
