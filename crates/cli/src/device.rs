@@ -39,10 +39,20 @@ pub(crate) fn open(threads: Option<NonZeroUsize>) -> Result<Device, End> {
 /// Most bytes of keys and values where `--kv-memory` does not say: half of the memory that is free now, as Linux
 /// tells it; no limit where the system does not tell.
 pub(crate) fn default_kv_memory() -> usize {
+    free_memory().map_or(usize::MAX, |bytes| bytes / 2)
+}
+
+/// Most bytes that loaded models hold together where `--models-memory` does not say.
+pub(crate) fn default_models_memory() -> usize {
+    free_memory().map_or(usize::MAX, |bytes| bytes / 4 * 3)
+}
+
+/// Bytes that are free now, as Linux tells it.
+fn free_memory() -> Option<usize> {
     let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = memory.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let kibibytes = line.and_then(|rest| rest.split_whitespace().next()?.parse::<usize>().ok());
-    kibibytes.map_or(usize::MAX, |kibibytes| kibibytes * 1024 / 2)
+    kibibytes.map(|kibibytes| kibibytes * 1024)
 }
 
 /// How keys and values are stored; `own` is the model's float type.

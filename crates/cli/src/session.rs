@@ -131,11 +131,13 @@ pub(crate) struct Models<'a> {
     pub(crate) model: &'a ModelArgs,
     /// `--draft-model`
     pub(crate) draft: Option<&'a str>,
+    /// Is told how far loading is, besides who sees the bar.
+    pub(crate) progress: Option<&'a lmx_server::LoadProgress>,
 }
 
 impl<'a> From<&'a ModelArgs> for Models<'a> {
     fn from(model: &'a ModelArgs) -> Self {
-        Self { model, draft: None }
+        Self { model, draft: None, progress: None }
     }
 }
 
@@ -181,7 +183,7 @@ impl Session {
         concurrency: Concurrency,
         notices: &mut Notices,
     ) -> Result<Self, End> {
-        let Models { model, draft } = models.into();
+        let Models { model, draft, progress: watch } = models.into();
         if model.trust_remote_code {
             notices.add("--trust-remote-code has no effect: lmx never runs code of a model folder");
         }
@@ -198,7 +200,10 @@ impl Session {
             kv_quantization,
         };
         let mut progress = Progress::new("loading");
-        let mut show = |done, total| progress.set(done as u64, total as u64);
+        let mut show = |done, total| {
+            progress.set(done as u64, total as u64);
+            watch.inspect(|watch| watch.set(done, total));
+        };
         let draft = draft.map(|name| {
             let open = OpenOptions { revision: None, ..options.open.clone() };
             let options = LoadOptions { open, extra_eos: Vec::new(), ..options.clone() };

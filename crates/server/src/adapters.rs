@@ -42,7 +42,7 @@ pub(crate) async fn load(
         // Unicode, as its name is; only a folder above could be otherwise.
         Some(AdapterFiles::open(path.to_str()?, &OpenOptions::default()))
     });
-    let opened = opened.await.map_err(|error| ApiError::unavailable(error.to_string()))?;
+    let opened = opened.await.map_err(ApiError::of_task)?;
     let files =
         opened.ok_or_else(|| refused(format!("there is no adapter {name:?} here; see /v1/models")))?;
     let unusable = |error: lmx::adapter::AdapterError| refused(format!("{name} cannot be used: {error}"));

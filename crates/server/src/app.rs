@@ -32,20 +32,21 @@ pub(crate) struct App {
 }
 
 impl App {
-    /// Serves the models `names`, the first of which is the default.
+    /// Serves the models `names`, each with what the loader knows it by; the first is the default.
     ///
     /// # Errors
     /// If there can be no further thread.
     pub(crate) fn new(
         options: ServerOptions,
-        names: Vec<String>,
-        loader: Loader,
+        names: Vec<(String, String)>,
+        loader: Arc<dyn Loader>,
     ) -> std::io::Result<Arc<Self>> {
         let metrics = Arc::new(Metrics::new());
         let worker = Worker::start(Arc::clone(&metrics))?;
         let guard = guard::Guard::new(&options);
         let responses = Store::new(options.limits.stored_responses, options.limits.stored_bytes);
-        Ok(Arc::new(Self { models: Models::new(names, loader, worker), options, metrics, guard, responses }))
+        let models = Models::new(names, &options, loader, worker, Arc::clone(&metrics));
+        Ok(Arc::new(Self { models, options, metrics, guard, responses }))
     }
 
     /// Begins replies: for each prompt the requests for its replies.

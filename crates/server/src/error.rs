@@ -59,6 +59,11 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
 
+    /// 500: a task of the server's panicked.
+    pub(crate) fn of_task(error: tokio::task::JoinError) -> Self {
+        Self::internal(error.to_string())
+    }
+
     /// 503: the model has gone since it was looked up.
     pub(crate) fn unloaded() -> Self {
         Self::unavailable("the model is not loaded any more")

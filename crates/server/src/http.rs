@@ -18,13 +18,14 @@ use tokio_rustls::rustls;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// A certificate and its key, both as PEM files.
-#[derive(Clone, Debug)]
-pub struct Tls {
-    /// The certificate chain.
-    pub cert: PathBuf,
-    /// The private key.
-    pub key: PathBuf,
+/// A certificate and its key.
+#[derive(Clone)]
+pub struct Tls(TlsAcceptor);
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tls").finish_non_exhaustive()
+    }
 }
 
 /// Why a server cannot be started.
@@ -47,17 +48,21 @@ pub enum ServeError {
 }
 
 impl Tls {
-    fn acceptor(&self) -> Result<TlsAcceptor, ServeError> {
+    /// Reads the certificate chain `cert` and the private key `key`, both PEM files.
+    ///
+    /// # Errors
+    /// [`ServeError::Tls`] naming the file.
+    pub fn open(cert: &Path, key: &Path) -> Result<Self, ServeError> {
         let refused = |file: &Path, why: String| ServeError::Tls { file: file.to_owned(), why };
         let chain: Result<Vec<_>, _> =
-            CertificateDer::pem_file_iter(&self.cert).and_then(|certificates| certificates.collect());
-        let chain = chain.map_err(|error| refused(&self.cert, error.to_string()))?;
-        let key = PrivateKeyDer::from_pem_file(&self.key);
-        let key = key.map_err(|error| refused(&self.key, error.to_string()))?;
-        let config = rustls::ServerConfig::builder().with_no_client_auth().with_single_cert(chain, key);
-        let mut config = config.map_err(|error| refused(&self.cert, error.to_string()))?;
+            CertificateDer::pem_file_iter(cert).and_then(|certificates| certificates.collect());
+        let chain = chain.map_err(|error| refused(cert, error.to_string()))?;
+        let private = PrivateKeyDer::from_pem_file(key);
+        let private = private.map_err(|error| refused(key, error.to_string()))?;
+        let config = rustls::ServerConfig::builder().with_no_client_auth().with_single_cert(chain, private);
+        let mut config = config.map_err(|error| refused(cert, error.to_string()))?;
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Ok(TlsAcceptor::from(Arc::new(config)))
+        Ok(Self(TlsAcceptor::from(Arc::new(config))))
     }
 }
 
@@ -73,34 +78,27 @@ impl std::fmt::Debug for Server {
 }
 
 impl Server {
-    /// A server of the models `names`: the first is the default and is loaded now, each other one when it is first asked
-    /// for.
+    /// A server of the models `names`, each with what the loader knows it by, and of those in the folder of `options`. The
+    /// first one of `names` is the default and is loaded now, each other one when it is first asked for.
     ///
     /// # Errors
     /// [`ServeError`] if the model cannot be loaded.
     pub async fn load(
         options: ServerOptions,
-        names: Vec<String>,
-        loader: Loader,
+        names: Vec<(String, String)>,
+        loader: Arc<dyn Loader>,
     ) -> Result<Self, ServeError> {
+        let with_default = !names.is_empty();
         let app = App::new(options, names, loader)?;
-        app.models.get(None).await.map_err(|error| ServeError::Model(error.message))?;
+        if with_default {
+            app.models.get(None).await.map_err(|error| ServeError::Model(error.message))?;
+        }
         Ok(Self { app })
     }
 
     /// Answers until `stop` is ready. What runs then may go on for the grace period.
-    ///
-    /// # Errors
-    /// [`ServeError::Tls`].
-    pub async fn serve(
-        self,
-        listener: TcpListener,
-        tls: Option<Tls>,
-        stop: impl Future<Output = ()>,
-    ) -> Result<(), ServeError> {
-        let acceptor = tls.map(|tls| tls.acceptor()).transpose()?;
-        accept(self.app, listener, acceptor, stop).await;
-        Ok(())
+    pub async fn serve(self, listener: TcpListener, tls: Option<Tls>, stop: impl Future<Output = ()>) {
+        accept(self.app, listener, tls.map(|tls| tls.0), stop).await;
     }
 }
 

@@ -33,5 +33,6 @@ mod worker;
 
 pub use folder::{Entries, Folder};
 pub use http::{ServeError, Server, Tls};
-pub use model::{LoadedModel, Loader};
+pub use model::{LoadProgress, LoadedModel, Loader, Source};
+pub use models::weight_bytes;
 pub use options::{Defaults, Hook, Limits, ServerOptions};

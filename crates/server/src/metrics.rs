@@ -1,5 +1,6 @@
 //! What `/metrics` tells Prometheus.
 
+use lmx::engine::Engine;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -14,46 +15,95 @@ pub(crate) struct Answered {
     pub(crate) status: u16,
 }
 
+/// Label of what is counted for each model.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct OfModel {
+    pub(crate) model: String,
+}
+
+/// What an engine's thread counts of one of them.
+pub(crate) struct EngineMetrics {
+    pub(crate) running: Gauge,
+    pub(crate) tokens: Counter,
+    loaded: Gauge,
+    kv_bytes: Gauge,
+    kv_cached: Gauge,
+    kv_limit: Gauge,
+}
+
+impl EngineMetrics {
+    /// What the engine holds now.
+    pub(crate) fn show(&self, engine: &Engine) {
+        let signed = |bytes: usize| i64::try_from(bytes).unwrap_or(i64::MAX);
+        let budget = engine.kv().budget();
+        self.loaded.set(1);
+        self.kv_bytes.set(signed(budget.used()));
+        self.kv_cached.set(signed(engine.prefix_stats().bytes()));
+        self.kv_limit.set(signed(budget.limit()));
+    }
+
+    /// There is no engine any more.
+    pub(crate) fn clear(&self) {
+        for gauge in [&self.running, &self.loaded, &self.kv_bytes, &self.kv_cached, &self.kv_limit] {
+            gauge.set(0);
+        }
+    }
+}
+
+/// A histogram of seconds.
+type Seconds = Family<OfModel, Histogram, fn() -> Histogram>;
+
+fn seconds() -> Histogram {
+    Histogram::new(exponential_buckets(0.001, 2.0, 16))
+}
+
 /// Counters of the server.
 pub(crate) struct Metrics {
     registry: Registry,
     pub(crate) answered: Family<Answered, Counter>,
-    pub(crate) running: Gauge,
+    running: Family<OfModel, Gauge>,
     pub(crate) cancelled: Counter,
     pub(crate) refused: Counter,
     pub(crate) panics: Counter,
-    pub(crate) tokens: Counter,
-    pub(crate) prompt_tokens: Counter,
-    pub(crate) cached_tokens: Counter,
-    pub(crate) drafted_tokens: Counter,
-    pub(crate) accepted_tokens: Counter,
-    pub(crate) kv_bytes: Gauge,
-    pub(crate) kv_limit: Gauge,
+    tokens: Family<OfModel, Counter>,
+    pub(crate) prompt_tokens: Family<OfModel, Counter>,
+    pub(crate) cached_tokens: Family<OfModel, Counter>,
+    pub(crate) drafted_tokens: Family<OfModel, Counter>,
+    pub(crate) accepted_tokens: Family<OfModel, Counter>,
+    kv_bytes: Family<OfModel, Gauge>,
+    kv_cached: Family<OfModel, Gauge>,
+    kv_limit: Family<OfModel, Gauge>,
+    loaded: Family<OfModel, Gauge>,
+    pub(crate) loads: Family<OfModel, Counter>,
+    pub(crate) unloads: Family<OfModel, Counter>,
     pub(crate) step: Histogram,
-    pub(crate) first_token: Histogram,
-    pub(crate) between_tokens: Histogram,
+    pub(crate) first_token: Seconds,
+    pub(crate) between_tokens: Seconds,
 }
 
 impl Metrics {
     pub(crate) fn new() -> Self {
-        let seconds = || Histogram::new(exponential_buckets(0.001, 2.0, 16));
         let mut metrics = Self {
             registry: Registry::with_prefix("lmx"),
             answered: Family::default(),
-            running: Gauge::default(),
+            running: Family::default(),
             cancelled: Counter::default(),
             refused: Counter::default(),
             panics: Counter::default(),
-            tokens: Counter::default(),
-            prompt_tokens: Counter::default(),
-            cached_tokens: Counter::default(),
-            drafted_tokens: Counter::default(),
-            accepted_tokens: Counter::default(),
-            kv_bytes: Gauge::default(),
-            kv_limit: Gauge::default(),
+            tokens: Family::default(),
+            prompt_tokens: Family::default(),
+            cached_tokens: Family::default(),
+            drafted_tokens: Family::default(),
+            accepted_tokens: Family::default(),
+            kv_bytes: Family::default(),
+            kv_cached: Family::default(),
+            kv_limit: Family::default(),
+            loaded: Family::default(),
+            loads: Family::default(),
+            unloads: Family::default(),
             step: seconds(),
-            first_token: seconds(),
-            between_tokens: seconds(),
+            first_token: Family::new_with_constructor(seconds),
+            between_tokens: Family::new_with_constructor(seconds),
         };
         metrics.register();
         metrics
@@ -80,7 +130,11 @@ impl Metrics {
             "Keys and values held, those of the prefix cache too",
             self.kv_bytes.clone(),
         );
+        registry.register("kv_cached_bytes", "Those of the prefix cache", self.kv_cached.clone());
         registry.register("kv_limit_bytes", "Keys and values that may be held", self.kv_limit.clone());
+        registry.register("model_loaded", "Whether the model is loaded", self.loaded.clone());
+        registry.register("model_loads", "How often it was loaded", self.loads.clone());
+        registry.register("model_unloads", "How often it was unloaded to make room", self.unloads.clone());
         registry.register("step_seconds", "Time of an engine's step", self.step.clone());
         registry.register(
             "first_token_seconds",
@@ -88,6 +142,19 @@ impl Metrics {
             self.first_token.clone(),
         );
         registry.register("token_seconds", "Mean time between a reply's tokens", self.between_tokens.clone());
+    }
+
+    /// What the engine of a model counts.
+    pub(crate) fn of_engine(&self, model: &OfModel) -> EngineMetrics {
+        let gauge = |family: &Family<OfModel, Gauge>| family.get_or_create_owned(model);
+        EngineMetrics {
+            running: gauge(&self.running),
+            tokens: self.tokens.get_or_create_owned(model),
+            loaded: gauge(&self.loaded),
+            kv_bytes: gauge(&self.kv_bytes),
+            kv_cached: gauge(&self.kv_cached),
+            kv_limit: gauge(&self.kv_limit),
+        }
     }
 
     /// All of it, in the text format of Prometheus.

@@ -9,9 +9,11 @@ use lmx::grammar::{Form, Grammar, Grammars};
 use lmx::text::reply::ToolFormat;
 use lmx::text::{ChatPrompt, ChatTemplate, RenderOptions, SpecialContent, TemplateError, Tokenizer};
 use serde_json::Value;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// What a loader makes of a model's name: its engine, and all that turns text into tokens and back.
+/// What a loader makes of a model: its engine, and all that turns text into tokens and back.
 pub struct LoadedModel {
     /// Runs its requests.
     pub engine: Engine,
@@ -27,13 +29,57 @@ pub struct LoadedModel {
     pub speculation: Option<Speculation>,
 }
 
-/// Loads a model by the name under which it is served; an error is for people.
-pub type Loader = Arc<dyn Fn(&str) -> Result<LoadedModel, String> + Send + Sync>;
+/// Where a model comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// What the server was told when it started.
+    Named(String),
+    /// An entry of the folder of models.
+    Entry(PathBuf),
+}
+
+/// Makes models of their sources; an error is for people.
+pub trait Loader: Send + Sync {
+    /// Bytes of the model's weights, as they lie on the disk.
+    ///
+    /// # Errors
+    /// If the model is not there.
+    fn bytes(&self, source: &Source) -> Result<usize, String>;
+
+    /// Loads the model.
+    ///
+    /// # Errors
+    /// Whatever is wrong with it.
+    fn load(&self, source: &Source, progress: &LoadProgress) -> Result<LoadedModel, String>;
+}
+
+/// How much of a model has been loaded.
+#[derive(Debug, Default)]
+pub struct LoadProgress {
+    done: AtomicUsize,
+    total: AtomicUsize,
+}
+
+impl LoadProgress {
+    /// `done` parts of `total` are loaded.
+    pub fn set(&self, done: usize, total: usize) {
+        self.done.store(done, Ordering::Relaxed);
+        self.total.store(total, Ordering::Relaxed);
+    }
+
+    /// From 0 to 1.
+    pub(crate) fn fraction(&self) -> f64 {
+        let [done, total] = [&self.done, &self.total].map(|part| part.load(Ordering::Relaxed));
+        (done as f64 / total.max(1) as f64).min(1.0)
+    }
+}
 
 /// A loaded model, without its engine.
 pub(crate) struct Model {
     /// As requests name it.
     pub(crate) name: String,
+    /// Bytes of its weights on the disk.
+    bytes: usize,
     /// Tells its engine from those that were loaded under the same name before.
     pub(crate) engine: EngineHandle,
     pub(crate) tokenizer: Arc<Tokenizer>,
@@ -54,19 +100,20 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// Gives the engine of what was loaded as `name` to the worker.
+    /// Gives the engine of what was loaded as `name` to the worker; its weights have `bytes`.
     ///
     /// # Errors
     /// 503 if the server is stopping.
-    pub(crate) fn new(name: String, loaded: LoadedModel, worker: &Worker) -> ApiResult<Self> {
+    pub(crate) fn new(name: String, bytes: usize, loaded: LoadedModel, worker: &Worker) -> ApiResult<Self> {
         let LoadedModel { engine, template, xtc_special_tokens, tool_format, adapter, speculation } = loaded;
         let (tokenizer, eos) = (Arc::clone(engine.tokenizer()), engine.eos().clone());
         let vocab = engine.model().vocab();
         let context_length = engine.model().context_length();
         let own = Arc::clone(&tokenizer);
         Ok(Self {
+            engine: worker.add(&name, engine)?,
             name,
-            engine: worker.add(engine)?,
+            bytes,
             tokenizer,
             template,
             xtc_special_tokens,
@@ -80,6 +127,11 @@ impl Model {
             grammars: OnceLock::new(),
             make_grammars: Box::new(move || Grammars::new(&own, &eos, vocab)),
         })
+    }
+
+    /// Bytes of its weights, and of the keys and values that it holds now.
+    pub(crate) fn held(&self) -> usize {
+        self.bytes.saturating_add(self.engine.kv_bytes())
     }
 
     /// Compiles the form of a reply.

@@ -16,6 +16,8 @@ pub struct ServerOptions {
     pub allowed_origins: Vec<String>,
     /// Names besides loopback ones that a request may give as the server's host; `None` takes any.
     pub allowed_hosts: Option<Vec<String>>,
+    /// Models that requests may name, besides those that are named at the start.
+    pub models: Option<Folder>,
     /// Adapters that requests may name.
     pub adapters: Option<Folder>,
     /// What requests are where they say nothing.
@@ -73,6 +75,8 @@ pub struct Limits {
     pub requests_per_minute: u32,
     /// How long a client may take to send a request's head, and then its body.
     pub read_timeout: Duration,
+    /// Bytes that loaded models may hold together, weights, keys and values: those that nobody uses make room for others.
+    pub models_bytes: usize,
     /// Connections at a time.
     pub connections: usize,
     /// How long a stream may be silent before a comment is sent.
@@ -94,6 +98,7 @@ impl Default for Limits {
             queue: 256,
             requests_per_minute: 0,
             read_timeout: Duration::from_secs(30),
+            models_bytes: usize::MAX,
             connections: 8192,
             keep_alive: Duration::from_secs(5),
             stall: Duration::from_secs(120),

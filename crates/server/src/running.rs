@@ -105,14 +105,19 @@ impl Running {
     }
 
     fn count(&self, stats: &Stats) {
-        let metrics = &self.metrics;
-        metrics.prompt_tokens.inc_by(stats.prompt_tokens as u64);
-        metrics.cached_tokens.inc_by(stats.cached_tokens as u64);
-        metrics.drafted_tokens.inc_by(stats.drafted_tokens as u64);
-        metrics.accepted_tokens.inc_by(stats.accepted_tokens as u64);
-        metrics.first_token.observe(stats.first_token_seconds);
+        let (metrics, model) = (&self.metrics, self.model.engine.model());
+        for (counter, tokens) in [
+            (&metrics.prompt_tokens, stats.prompt_tokens),
+            (&metrics.cached_tokens, stats.cached_tokens),
+            (&metrics.drafted_tokens, stats.drafted_tokens),
+            (&metrics.accepted_tokens, stats.accepted_tokens),
+        ] {
+            counter.get_or_create(model).inc_by(tokens as u64);
+        }
+        metrics.first_token.get_or_create(model).observe(stats.first_token_seconds);
         if stats.generation_tokens > 1 {
-            metrics.between_tokens.observe(1.0 / stats.generation_tps().max(f64::MIN_POSITIVE));
+            let seconds = 1.0 / stats.generation_tps().max(f64::MIN_POSITIVE);
+            metrics.between_tokens.get_or_create(model).observe(seconds);
         }
     }
 }

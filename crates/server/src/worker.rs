@@ -1,7 +1,8 @@
 //! The one thread that runs models: it owns every engine and lets each advance in turn.
 
 use crate::error::{ApiError, ApiResult};
-use crate::metrics::Metrics;
+use crate::metrics::{EngineMetrics, Metrics, OfModel};
+use lmx::cache::BlockBudget;
 use lmx::engine::{Engine, Request, RequestId, Update};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,6 +18,8 @@ pub(crate) type Listener = mpsc::UnboundedSender<(usize, ApiResult<Update>)>;
 enum Command {
     /// Run a further engine.
     Add { handle: EngineHandle, engine: Box<Engine> },
+    /// Run it no more; what runs on it ends.
+    Remove { engine: u64, to: oneshot::Sender<Engine> },
     /// Look at an engine between steps.
     Ask { engine: u64, ask: Asking },
     /// Run a request.
@@ -34,10 +37,22 @@ type Asking = Box<dyn FnOnce(&Engine) + Send>;
 #[derive(Clone, Debug)]
 pub(crate) struct EngineHandle {
     id: u64,
+    model: OfModel,
     lost: Arc<AtomicBool>,
+    kv: Arc<BlockBudget>,
 }
 
 impl EngineHandle {
+    /// The label of its model's metrics.
+    pub(crate) fn model(&self) -> &OfModel {
+        &self.model
+    }
+
+    /// Bytes of the keys and values that it holds now.
+    pub(crate) fn kv_bytes(&self) -> usize {
+        self.kv.used()
+    }
+
     /// Whether it panicked: then it has been dropped, and its requests have ended.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire)
@@ -103,12 +118,20 @@ impl Worker {
         self.commands.send(command).map_err(|_| ApiError::unavailable("the server is stopping"))
     }
 
-    /// Adds an engine.
-    pub(crate) fn add(&self, engine: Engine) -> ApiResult<EngineHandle> {
+    /// Adds the engine of the model of that name.
+    pub(crate) fn add(&self, name: &str, engine: Engine) -> ApiResult<EngineHandle> {
         let id = self.shared.engines.fetch_add(1, Ordering::Relaxed);
-        let handle = EngineHandle { id, lost: Arc::default() };
+        let (model, kv) = (OfModel { model: name.to_owned() }, Arc::clone(engine.kv().budget()));
+        let handle = EngineHandle { id, model, lost: Arc::default(), kv };
         self.send(Command::Add { handle: handle.clone(), engine: Box::new(engine) })?;
         Ok(handle)
+    }
+
+    /// Takes an engine out, if it is still there.
+    pub(crate) async fn remove(&self, engine: &EngineHandle) -> Option<Engine> {
+        let (to, removed) = oneshot::channel();
+        self.send(Command::Remove { engine: engine.id, to }).ok()?;
+        removed.await.ok()
     }
 
     /// What `ask` finds out of an engine, between two steps.
@@ -194,6 +217,7 @@ impl Open {
 struct Served {
     engine: Engine,
     handle: EngineHandle,
+    metrics: EngineMetrics,
 }
 
 struct Thread {
@@ -241,7 +265,18 @@ impl Thread {
     fn take(&mut self, command: Command) {
         match command {
             Command::Add { handle, engine } => {
-                self.engines.insert(handle.id, Served { engine: *engine, handle });
+                let metrics = self.shared.metrics.of_engine(handle.model());
+                let served = Served { engine: *engine, handle, metrics };
+                served.metrics.show(&served.engine);
+                self.engines.insert(served.handle.id, served);
+            }
+            Command::Remove { engine, to } => {
+                if let Some(served) = self.engines.remove(&engine) {
+                    served.metrics.clear();
+                    // Who does not wait for it has it dropped here.
+                    let _ = to.send(served.engine);
+                    self.end(engine, &ApiError::unloaded());
+                }
             }
             Command::Ask { engine, ask } => drop(self.with(engine, |engine| ask(engine))),
             Command::Submit { engine: id, open, request } => {
@@ -251,14 +286,14 @@ impl Thread {
                     self.with(id, |engine| engine.submit(*request).map_err(ApiError::from)).flatten()
                 };
                 match submitted {
-                    Ok(request) => drop(self.open.insert((id, request), open)),
+                    Ok(request) => self.begin((id, request), open),
                     Err(error) => open.tell(Err(error)),
                 }
             }
             Command::Cancel { ticket } => {
                 let found = self.open.iter().find(|(_, open)| open.ticket == ticket).map(|(key, _)| *key);
                 if let Some((id, request)) = found {
-                    self.open.remove(&(id, request));
+                    self.close((id, request));
                     // If there is no engine, nothing of the request is left.
                     let _ = self.with(id, |engine| engine.cancel(request));
                     self.shared.metrics.cancelled.inc();
@@ -266,7 +301,27 @@ impl Thread {
             }
             Command::Stop { grace } => self.stop_at = Some(Instant::now() + grace),
         }
-        self.gauge();
+    }
+
+    fn begin(&mut self, key: (u64, RequestId), open: Open) {
+        self.open.insert(key, open);
+        if let Some(served) = self.engines.get(&key.0) {
+            served.metrics.running.inc();
+        }
+    }
+
+    fn close(&mut self, key: (u64, RequestId)) {
+        self.open.remove(&key);
+        if let Some(served) = self.engines.get(&key.0) {
+            served.metrics.running.dec();
+        }
+    }
+
+    /// Ends the requests of an engine that is not there any more.
+    fn end(&mut self, engine: u64, error: &ApiError) {
+        for (_, open) in self.open.extract_if(|(of, _), _| *of == engine) {
+            open.tell(Err(error.clone()));
+        }
     }
 
     /// Lets an engine do something. If it panics it is lost: what it holds is dropped, its requests end, and nobody
@@ -274,7 +329,11 @@ impl Thread {
     fn with<T>(&mut self, id: u64, run: impl FnOnce(&mut Engine) -> T) -> ApiResult<T> {
         let Some(served) = self.engines.get_mut(&id) else { return Err(ApiError::unloaded()) };
         // Nothing of the engine is used after a panic.
-        catch_unwind(AssertUnwindSafe(|| run(&mut served.engine))).map_err(|_| self.lose(id))
+        let done = catch_unwind(AssertUnwindSafe(|| run(&mut served.engine)));
+        if done.is_ok() {
+            served.metrics.show(&served.engine);
+        }
+        done.map_err(|_| self.lose(id))
     }
 
     /// Drops an engine that panicked and ends its requests; returns what they are told.
@@ -282,16 +341,12 @@ impl Thread {
         let error = ApiError::internal("the engine failed; its model is loaded again for the next request");
         self.shared.metrics.panics.inc();
         if let Some(served) = self.engines.remove(&id) {
+            served.metrics.clear();
             served.handle.lost.store(true, Ordering::Release);
             // What it left half done may have it panic again.
             let _ = catch_unwind(AssertUnwindSafe(|| drop(served.engine)));
         }
-        self.open.retain(|(of, _), open| {
-            if *of == id {
-                open.tell(Err(error.clone()));
-            }
-            *of != id
-        });
+        self.end(id, &error);
         error
     }
 
@@ -317,7 +372,6 @@ impl Thread {
                 self.deliver((id, request), update);
             }
         }
-        self.gauge();
     }
 
     /// Tells who waits for a request what happened to it.
@@ -325,7 +379,10 @@ impl Thread {
         let (update, ended) = match update {
             Update::Failed(error) => (Err(ApiError::from(error)), true),
             Update::Token(event) => {
-                self.shared.metrics.tokens.inc_by(u64::from(event.token.is_some()));
+                let tokens = u64::from(event.token.is_some());
+                if let Some(served) = self.engines.get(&key.0) {
+                    served.metrics.tokens.inc_by(tokens);
+                }
                 let ended = event.finish.is_some();
                 (Ok(Update::Token(event)), ended)
             }
@@ -334,16 +391,7 @@ impl Thread {
         let Some(open) = self.open.get(&key) else { return };
         open.tell(update);
         if ended {
-            self.open.remove(&key);
+            self.close(key);
         }
-    }
-
-    fn gauge(&self) {
-        let budgets = || self.engines.values().map(|served| served.engine.kv().budget());
-        let metrics = &self.shared.metrics;
-        metrics.running.set(self.open.len() as i64);
-        metrics.kv_bytes.set(budgets().map(|budget| budget.used()).sum::<usize>() as i64);
-        let limit = budgets().map(|budget| budget.limit()).fold(0, usize::saturating_add);
-        metrics.kv_limit.set(i64::try_from(limit).unwrap_or(i64::MAX));
     }
 }

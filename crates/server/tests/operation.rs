@@ -10,7 +10,7 @@ use lmx::engine::{Engine, EngineOptions};
 use lmx::models::{ForwardError, LinearVisitor, Model as Network, StepInputs};
 use lmx::sample::{LogitsProcessor, SampleError};
 use lmx::{Device, Isa, LoadOptions};
-use lmx_server::{Hook, LoadedModel, Loader, Server, ServerOptions};
+use lmx_server::{Hook, LoadProgress, LoadedModel, Loader, Server, ServerOptions, Source, Tls};
 use lmx_tensor::{RowAdapters, Tensor};
 use model::{Model, Then};
 use serde_json::{Value, json};
@@ -19,6 +19,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 /// A network that panics in the forward pass of a batch with a prompt that begins with `!`.
 struct Fragile(Box<dyn Network>);
@@ -70,10 +71,17 @@ impl LogitsProcessor for Bomb {
     fn rollback(&mut self, _: usize) {}
 }
 
-/// Loads the model folder that a name says, and counts.
-fn loader(loads: Arc<AtomicUsize>) -> Loader {
-    Arc::new(move |name| {
-        loads.fetch_add(1, Ordering::Relaxed);
+/// Loads model folders, and counts.
+struct Counting(Arc<AtomicUsize>);
+
+impl Loader for Counting {
+    fn bytes(&self, _: &Source) -> Result<usize, String> {
+        Ok(0)
+    }
+
+    fn load(&self, source: &Source, _: &LoadProgress) -> Result<LoadedModel, String> {
+        let Source::Named(name) = source else { return Err("there is no folder".to_owned()) };
+        self.0.fetch_add(1, Ordering::Relaxed);
         let options = LoadOptions::new(Device::cpu(Isa::best(), 1));
         let loaded = lmx::load(name, &options).map_err(|error| error.to_string())?;
         let network = Box::new(Fragile(loaded.model));
@@ -82,7 +90,7 @@ fn loader(loads: Arc<AtomicUsize>) -> Loader {
             Engine::new(network, loaded.tokenizer, loaded.eos, options).map_err(|e| e.to_string())?;
         let (xtc_special_tokens, tool_format, adapter, speculation) = (Vec::new(), None, None, None);
         Ok(LoadedModel { engine, template, xtc_special_tokens, tool_format, adapter, speculation })
-    })
+    }
 }
 
 /// A server in this process, on a free port.
@@ -94,14 +102,19 @@ struct Running {
 
 impl Running {
     fn start(models: &[&Model], options: ServerOptions) -> Self {
+        Self::start_with(models, options, None)
+    }
+
+    fn start_with(models: &[&Model], options: ServerOptions, tls: Option<Tls>) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let loads = Arc::new(AtomicUsize::new(0));
-        let names = models.iter().map(|model| model.path().to_owned()).collect();
-        let server = runtime.block_on(Server::load(options, names, loader(Arc::clone(&loads)))).unwrap();
+        let names = models.iter().map(|model| (model.path().to_owned(), model.path().to_owned())).collect();
+        let server =
+            runtime.block_on(Server::load(options, names, Arc::new(Counting(Arc::clone(&loads))))).unwrap();
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
         let port = listener.local_addr().unwrap().port();
-        runtime.spawn(server.serve(listener, None, std::future::pending()));
+        runtime.spawn(server.serve(listener, tls, std::future::pending()));
         Self { port, loads, _runtime: runtime }
     }
 
@@ -191,4 +204,53 @@ fn an_engine_that_panics_is_loaded_again_and_others_go_on() {
         assert_eq!(text(&server.ask(&good)), text(&before));
         assert_eq!(server.loads(), 2 + round);
     }
+}
+
+#[test]
+fn tls_with_a_certificate_of_its_own() {
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let (cert, key) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
+    std::fs::write(&cert, made.cert.pem()).unwrap();
+    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    for (cert, key, named) in [
+        (&key, &key, &key),
+        (&cert, &cert, &cert),
+        (&dir.path().join("none"), &key, &dir.path().join("none")),
+    ] {
+        let error = Tls::open(cert, key).unwrap_err().to_string();
+        assert!(error.contains(named.to_str().unwrap()), "{error}");
+    }
+    let tls = Tls::open(&cert, &key).unwrap();
+    let model = Model::script(&[b"safe"], Then::End);
+    let server = Running::start_with(&[&model], ServerOptions::default(), Some(tls));
+
+    let mut roots = RootCertStore::empty();
+    roots.add(made.cert.der().clone()).unwrap();
+    let ask = |roots: RootCertStore, protocol: &[u8]| {
+        let mut config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+        config.alpn_protocols = vec![protocol.to_vec()];
+        let name = "localhost".try_into().unwrap();
+        let connection = ClientConnection::new(Arc::new(config), name).unwrap();
+        let mut stream =
+            StreamOwned::new(connection, TcpStream::connect(("127.0.0.1", server.port)).unwrap());
+        stream.sock.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let body = json!({"prompt": "<|assistant|>", "max_tokens": 4}).to_string();
+        let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length";
+        write!(stream, "{head}: {}\r\n\r\n{body}", body.len())?;
+        let mut bytes = Vec::new();
+        // A server may leave without saying goodbye.
+        let _ = stream.read_to_end(&mut bytes);
+        std::io::Result::Ok((stream.conn.alpn_protocol().map(<[u8]>::to_vec), bytes))
+    };
+    let (protocol, answer) = ask(roots.clone(), b"http/1.1").unwrap();
+    assert_eq!(protocol.as_deref(), Some(b"http/1.1".as_slice()));
+    assert!(String::from_utf8_lossy(&answer).contains("\"text\":\"safe\""), "{answer:?}");
+    let (protocol, _) = ask(roots.clone(), b"h2").unwrap();
+    assert_eq!(protocol.as_deref(), Some(b"h2".as_slice()));
+    assert!(ask(RootCertStore::empty(), b"http/1.1").is_err(), "nobody else has signed it");
+    // Who does not speak TLS is not answered, and holds nobody up.
+    let plain = std::panic::catch_unwind(|| rest(server.send(&json!({"prompt": "x"}))));
+    assert!(!plain.is_ok_and(|text| text.contains("HTTP/1.1 200")));
+    assert!(ask(roots, b"http/1.1").is_ok());
 }

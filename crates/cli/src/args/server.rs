@@ -5,6 +5,7 @@ use super::model::{ModelArgs, PrefixArgs, RunArgs, TemplateArgs, positive};
 use super::sampling::SamplingArgs;
 use super::speculation::SpeculationArgs;
 use super::values::{count, size};
+use crate::device;
 use crate::end::End;
 use lmx::engine::Speculation;
 use lmx_server::{Defaults, Entries, Folder, Limits, ServerOptions, Tls};
@@ -21,6 +22,13 @@ pub(crate) struct ServerArgs {
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) adapter: AdapterArgs,
+    /// A folder of models that requests may name, each a folder or a .gguf file in it, loaded when it is first asked for
+    #[arg(long, value_name = "DIR")]
+    models_dir: Option<PathBuf>,
+    /// Bytes that loaded models may hold together, like 20GB: those that nobody uses make room for others [default, with
+    /// --models-dir: three quarters of the free memory]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    models_memory: Option<usize>,
     /// A folder of adapters that requests may name, each a folder in it
     #[arg(long, value_name = "DIR")]
     adapters_dir: Option<PathBuf>,
@@ -186,10 +194,41 @@ pub(crate) struct ServerCommand {
 }
 
 impl ServerArgs {
+    /// Flags that need several models, or a certain one.
+    fn check_models(&self) -> Result<(), End> {
+        let usage = |message: String| Err(End::Usage(message));
+        let several = match (&self.models_dir, self.also.is_empty()) {
+            (Some(_), _) => Some("--models-dir"),
+            (None, false) => Some("--also"),
+            (None, true) => None,
+        };
+        if let (Some(flag), Some(_)) = (several, self.speculation.draft_model()) {
+            return usage(format!("--draft-model cannot be used with {flag}: it guesses for one model"));
+        }
+        if self.models_memory.is_some() && several.is_none() {
+            return usage("--models-memory needs --models-dir or --also".to_owned());
+        }
+        if self.models_dir.is_some() && self.model.model.is_none() {
+            let given = [
+                ("--adapter-path", self.adapter.adapter_path.is_some()),
+                ("--served-name", self.served_name.is_some()),
+            ];
+            if let Some((flag, _)) = given.iter().find(|(_, given)| *given) {
+                return usage(format!("{flag} needs --model: it is about that model alone"));
+            }
+        }
+        Ok(())
+    }
+
+    fn models_bytes(&self) -> usize {
+        let default = || self.models_dir.as_ref().map_or(usize::MAX, |_| device::default_models_memory());
+        self.models_memory.unwrap_or_else(default)
+    }
+
     /// What the words mean.
     ///
     /// # Errors
-    /// [`End::Usage`] naming the flag; [`End::Failed`] for a file of keys that cannot be read.
+    /// [`End::Usage`] naming the flag; [`End::Failed`] for a file of keys or certificates, or a folder, that cannot be read.
     pub(crate) fn validate(self: Box<Self>) -> Result<ServerCommand, End> {
         self.run.kv_window()?;
         self.run.kv_quant.quantization()?;
@@ -199,11 +238,7 @@ impl ServerArgs {
             ));
         }
         let speculation = self.speculation.speculation()?;
-        if self.speculation.draft_model().is_some() && !self.also.is_empty() {
-            return Err(End::Usage(
-                "--draft-model cannot be used with --also: it guesses for one model".to_owned(),
-            ));
-        }
+        self.check_models()?;
         let address = address(&self.host)?;
         let api_keys = self.access.keys()?;
         if !address.is_loopback() && api_keys.is_empty() && !self.access.insecure {
@@ -216,8 +251,10 @@ impl ServerArgs {
             let why = "penalties and biases are fields of a request";
             return Err(End::Usage(format!("lmx server takes no penalties or biases: {why}")));
         }
+        let models = folder("--models-dir", self.models_dir.as_deref(), Entries::Models)?;
         let adapters = folder("--adapters-dir", self.adapters_dir.as_deref(), Entries::Adapters)?;
         let options = ServerOptions {
+            models,
             adapters,
             api_keys,
             allowed_origins: self.access.allowed_origins.clone(),
@@ -227,11 +264,12 @@ impl ServerArgs {
                 max_tokens: self.max_tokens.get(),
                 template: self.template.chat_template_config.clone().unwrap_or_default(),
             },
-            limits: self.limits.limits(),
+            limits: self.limits.limits(self.models_bytes()),
             ..ServerOptions::default()
         };
         let tls = self.access.tls_cert.clone().zip(self.access.tls_key.clone());
-        let tls = tls.map(|(cert, key)| Tls { cert, key });
+        let tls = tls.map(|(cert, key)| Tls::open(&cert, &key)).transpose();
+        let tls = tls.map_err(|error| End::Failed(error.into()))?;
         Ok(ServerCommand { address, options, tls, speculation, args: self })
     }
 }
@@ -282,7 +320,7 @@ impl AccessArgs {
 }
 
 impl LimitArgs {
-    fn limits(&self) -> Limits {
+    fn limits(&self, models_bytes: usize) -> Limits {
         Limits {
             body_bytes: self.max_body,
             messages: self.max_messages.get(),
@@ -292,6 +330,7 @@ impl LimitArgs {
             queue: self.max_queue.get(),
             requests_per_minute: u32::try_from(self.rate_limit).unwrap_or(u32::MAX),
             read_timeout: self.read_timeout,
+            models_bytes,
             connections: self.max_connections.get(),
             keep_alive: self.keep_alive,
             stall: self.generation_stall_timeout,

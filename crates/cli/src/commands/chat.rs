@@ -25,7 +25,7 @@ pub(crate) fn run(options: &ChatOptions) -> Result<(), End> {
     let args = &options.args;
     let mut notices = Notices::new(false);
     let session = Session::open(
-        Models { model: &args.model, draft: args.speculation.draft_model() },
+        Models { model: &args.model, draft: args.speculation.draft_model(), progress: None },
         &args.adapter,
         &args.run,
         &args.template,

@@ -47,7 +47,7 @@ pub(crate) fn run(options: &GenerateOptions) -> Result<(), End> {
         Some(file) => args.model.or(&file.notes().model),
         None => args.model.clone(),
     };
-    let models = Models { model: &model, draft: args.speculation.draft_model() };
+    let models = Models { model: &model, draft: args.speculation.draft_model(), progress: None };
     let concurrency = Concurrency::of(RUNNING);
     let mut session =
         Session::open(models, &args.adapter, &args.run, &args.template, reuse, concurrency, &mut notices)?;

@@ -33,7 +33,7 @@ pub(crate) fn run(options: &GenerateOptions, path: &Path) -> Result<(), End> {
     let mut notices = Notices::new(false);
     let concurrency = args.prompts.concurrency();
     let session = Session::open(
-        Models { model: &args.model, draft: args.speculation.draft_model() },
+        Models { model: &args.model, draft: args.speculation.draft_model(), progress: None },
         &args.adapter,
         &args.run,
         &args.template,

@@ -4,7 +4,8 @@ use super::lmx;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// A running server; stopped when dropped.
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 pub struct Server {
     child: Child,
     pub port: u16,
+    log: Arc<Mutex<String>>,
 }
 
 /// An answer.
@@ -42,7 +44,25 @@ impl Answer {
 impl Server {
     /// Starts a server for a model with further words, on a free port.
     pub fn start(model: &str, words: &[&str]) -> Self {
-        let mut child = lmx(&[&["server", "--model", model, "--port", "0"], words].concat()).spawn().unwrap();
+        Self::start_with(&[&["--model", model], words].concat())
+    }
+
+    /// Starts a server with words that name its models, on a free port.
+    pub fn start_with(words: &[&str]) -> Self {
+        Self::spawn(&mut lmx(&[&["server", "--port", "0"], words].concat()))
+    }
+
+    /// The same, but started by another program, which gets the words of its own after `program`'s.
+    pub fn start_below(program: &[&str], words: &[&str]) -> Self {
+        let own = lmx(&[&["server", "--port", "0"], words].concat());
+        let mut command = std::process::Command::new(program[0]);
+        command.args(&program[1..]).arg(own.get_program()).args(own.get_args());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        Self::spawn(&mut command)
+    }
+
+    fn spawn(command: &mut Command) -> Self {
+        let mut child = command.spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let mut line = String::new();
         while !line.starts_with("lmx serves ") {
@@ -52,8 +72,22 @@ impl Server {
         let port = line.trim_end().rsplit(':').next().and_then(|port| port.parse().ok());
         let port = port.unwrap_or_else(|| panic!("no port in {line:?}"));
         // A pipe that nobody reads would stop the server.
-        std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
-        Self { child, port }
+        let log = Arc::new(Mutex::new(String::new()));
+        let written = Arc::clone(&log);
+        std::thread::spawn(move || {
+            stderr.lines().map_while(Result::ok).for_each(|line| *written.lock().unwrap() += &(line + "\n"));
+        });
+        Self { child, port, log }
+    }
+
+    /// What it has said on standard error since it started.
+    pub fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
+    /// Its number among the processes.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// A connection on which a request was sent.
@@ -92,12 +126,12 @@ impl Server {
         self.ask("POST", path, &["content-type: application/json"], &body.to_string())
     }
 
-    /// A value of `/metrics`.
+    /// A value of `/metrics`, of all models together where each has its own.
     pub fn metric(&self, name: &str) -> f64 {
         let text = self.get("/metrics").body;
-        let line = text.lines().find(|line| line.split(' ').next() == Some(name));
-        line.and_then(|line| line.split(' ').nth(1)?.parse().ok())
-            .unwrap_or_else(|| panic!("{name} is not in {text}"))
+        let of = |line: &str| Some(line.strip_prefix(name)?.rsplit_once(' ')?.1.parse::<f64>().unwrap());
+        let lines = text.lines().filter(|line| line.split([' ', '{']).next() == Some(name));
+        lines.filter_map(of).reduce(|a, b| a + b).unwrap_or_else(|| panic!("{name} is not in {text}"))
     }
 
     /// Waits until a metric has a value.
@@ -111,7 +145,7 @@ impl Server {
 
     /// Sends SIGTERM.
     pub fn terminate(&self) {
-        let status = std::process::Command::new("kill").arg(self.child.id().to_string()).status().unwrap();
+        let status = Command::new("kill").arg(self.child.id().to_string()).status().unwrap();
         assert!(status.success());
     }
 
