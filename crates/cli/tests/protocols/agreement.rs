@@ -274,12 +274,12 @@ fn ask(server: &Server, name: &str, tools: bool, most: usize, stop: Option<&str>
     let nested = list(&|name| json!({"type": "function", "function": function(name)}));
     let chat = with(&base, &[("messages", said.clone()), ("tools", nested), ("max_tokens", most.into())]);
     let whole = whole_choice(&server.post("/v1/chat/completions", &chat));
-    let streamed = server.post("/v1/chat/completions", &with(&chat, &[stream.clone()]));
+    let streamed = server.post("/v1/chat/completions", &with(&chat, std::slice::from_ref(&stream)));
     assert_eq!(joined_choice(&data(&streamed)), whole, "{name}");
 
     let text = with(&base, &[("prompt", json!("<|assistant|>")), ("max_tokens", most.into())]);
     let plain = whole_choice(&server.post("/v1/completions", &text));
-    let streamed = server.post("/v1/completions", &with(&text, &[stream.clone()]));
+    let streamed = server.post("/v1/completions", &with(&text, std::slice::from_ref(&stream)));
     assert_eq!(joined_choice(&data(&streamed)), plain, "{name}");
 
     let own = list(&|name| json!({"name": name, "input_schema": parameters}));
@@ -287,7 +287,7 @@ fn ask(server: &Server, name: &str, tools: bool, most: usize, stop: Option<&str>
     let message = json!({"model": name, "messages": said, "tools": own, "max_tokens": most, "stop_sequences": stops, "temperature": 0});
     let answer = server.post("/v1/messages", &message).json();
     let blocks = message_blocks(answer["content"].as_array().unwrap());
-    let streamed = server.post("/v1/messages", &with(&message, &[stream.clone()]));
+    let streamed = server.post("/v1/messages", &with(&message, std::slice::from_ref(&stream)));
     assert_eq!(joined_message(&data(&streamed)), json!([blocks, answer["stop_reason"]]), "{name}");
 
     let flat = list(&|name| json!({"type": "function", "name": name, "parameters": parameters}));
