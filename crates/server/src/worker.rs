@@ -17,7 +17,7 @@ pub(crate) type Listener = mpsc::UnboundedSender<(usize, ApiResult<Update>)>;
 
 enum Command {
     /// Run a further engine.
-    Add { handle: EngineHandle, engine: Box<Engine> },
+    Add(Box<Served>),
     /// Run it no more; what runs on it ends.
     Remove { engine: u64, to: oneshot::Sender<Engine> },
     /// Look at an engine between steps.
@@ -123,7 +123,10 @@ impl Worker {
         let id = self.shared.engines.fetch_add(1, Ordering::Relaxed);
         let (model, kv) = (OfModel { model: name.to_owned() }, Arc::clone(engine.kv().budget()));
         let handle = EngineHandle { id, model, lost: Arc::default(), kv };
-        self.send(Command::Add { handle: handle.clone(), engine: Box::new(engine) })?;
+        // Here and not in the thread, so that the model's metrics are there as soon as the model is.
+        let metrics = self.shared.metrics.of_engine(handle.model());
+        metrics.show(&engine);
+        self.send(Command::Add(Box::new(Served { engine, handle: handle.clone(), metrics })))?;
         Ok(handle)
     }
 
@@ -264,12 +267,7 @@ impl Thread {
 
     fn take(&mut self, command: Command) {
         match command {
-            Command::Add { handle, engine } => {
-                let metrics = self.shared.metrics.of_engine(handle.model());
-                let served = Served { engine: *engine, handle, metrics };
-                served.metrics.show(&served.engine);
-                self.engines.insert(served.handle.id, served);
-            }
+            Command::Add(served) => drop(self.engines.insert(served.handle.id, *served)),
             Command::Remove { engine, to } => {
                 if let Some(served) = self.engines.remove(&engine) {
                     served.metrics.clear();
