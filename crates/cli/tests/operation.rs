@@ -9,7 +9,7 @@ use common::server::Server;
 use serde_json::{Value, json};
 use std::io::Read;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const TEXT: &str = "/v1/completions";
 
@@ -110,4 +110,170 @@ fn folders_and_memory_of_models_must_make_sense() {
         let words = [&["server", "--port", "0", "--model", model.path()], words].concat();
         common::run(&words).assert_error(code, &[says]);
     }
+}
+
+/// Waits until nothing is in flight, and all keys and values that are held are the prefix cache's. A loaded machine may take
+/// longer than the step that it is.
+#[track_caller]
+fn await_freed(server: &Server, running: f64) {
+    let begin = Instant::now();
+    let held = || server.metric("lmx_kv_bytes") - server.metric("lmx_kv_cached_bytes");
+    while server.metric("lmx_requests_in_flight") != running || (running == 0.0 && held() != 0.0) {
+        assert!(begin.elapsed() < Duration::from_secs(3), "{}", server.get("/metrics").body);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits until a counter has grown by so much.
+#[track_caller]
+fn await_more(server: &Server, name: &str, more: f64) {
+    let (begin, before) = (Instant::now(), server.metric(name));
+    while server.metric(name) < before + more {
+        assert!(begin.elapsed() < Duration::from_secs(30), "{name} does not grow");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn clients_vanish_in_queue_prefill_and_decode() {
+    let model = Model::random();
+    let words = ["--decode-concurrency", "1", "--prompt-concurrency", "1", "--prefill-step-size", "32"];
+    let server = Server::start(model.path(), &words);
+    let send = |prompt: &str, stream: bool| {
+        let body = json!({"prompt": prompt, "max_tokens": 100_000, "ignore_eos": true, "stream": stream});
+        server.send("POST", TEXT, &[], &body.to_string())
+    };
+    for stream in [true, false] {
+        let decoding = send("abc", stream);
+        await_more(&server, "lmx_generated_tokens_total", 1.0);
+        let queued = send("xyz", stream);
+        await_freed(&server, 2.0);
+        drop(queued);
+        await_freed(&server, 1.0);
+        drop(decoding);
+        await_freed(&server, 0.0);
+        // A prompt that takes minutes.
+        let tokens = server.metric("lmx_generated_tokens_total");
+        let reading = send(&"long ago ".repeat(14_000), stream);
+        await_more(&server, "lmx_step_seconds_count", 20.0);
+        drop(reading);
+        await_freed(&server, 0.0);
+        assert_eq!(server.metric("lmx_generated_tokens_total"), tokens, "it was still reading");
+    }
+    assert_eq!(server.metric("lmx_requests_cancelled_total"), 6.0);
+    assert_eq!(server.post(TEXT, &json!({"prompt": "abc", "max_tokens": 3})).status, 200);
+}
+
+#[test]
+fn a_port_in_use_is_said() {
+    let model = Model::script(&[b"a"], Then::End);
+    let server = Server::start(model.path(), &[]);
+    let port = server.port.to_string();
+    common::run(&["server", "--model", model.path(), "--port", &port])
+        .assert_error(1, &["cannot listen on 127.0.0.1", &port, "--port"]);
+    common::run(&[
+        "server",
+        "--model",
+        model.path(),
+        "--port",
+        "0",
+        "--tls-cert",
+        "/none",
+        "--tls-key",
+        "/none",
+    ])
+    .assert_error(1, &["/none cannot be used"]);
+}
+
+#[test]
+fn a_cache_folder_that_cannot_be_written() {
+    let (model, dir) = (Model::random(), tempfile::tempdir().unwrap());
+    let file = dir.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    common::run(&[
+        "server",
+        "--model",
+        model.path(),
+        "--port",
+        "0",
+        "--prompt-cache-dir",
+        file.to_str().unwrap(),
+    ])
+    .assert_error(1, &["--prompt-cache-dir", file.to_str().unwrap()]);
+
+    let body =
+        |n: usize| json!({"prompt": format!("{n} {}", "once upon a time ".repeat(20)), "max_tokens": 9});
+    let plain = Server::start(model.path(), &[]);
+    let texts = |server: &Server| -> Vec<Value> {
+        (0..4).map(|n| server.post(TEXT, &body(n)).json()["choices"][0]["text"].clone()).collect()
+    };
+    let expected = texts(&plain);
+    // No file may grow beyond a block, as on a disk that is full.
+    let cache = dir.path().join("cache");
+    let words = ["--model", model.path(), "--prompt-cache-dir", cache.to_str().unwrap()];
+    let mut full =
+        Server::start_below(&["sh", "-c", "trap '' XFSZ; ulimit -f 1; exec \"$0\" \"$@\""], &words);
+    assert_eq!(texts(&full), expected);
+    assert_eq!(texts(&full), expected);
+    full.terminate();
+    assert!(full.wait().success());
+    assert!(full.log().contains("--prompt-cache-dir: "), "it is said: {}", full.log());
+    // The folder goes away while it is used.
+    let server = Server::start_with(&words);
+    assert_eq!(texts(&server)[..2], expected[..2]);
+    std::fs::remove_dir_all(&cache).unwrap();
+    std::fs::write(&cache, "").unwrap();
+    assert_eq!(texts(&server), expected);
+    assert_eq!(server.get("/health").status, 200);
+}
+
+#[test]
+fn stopping_under_load_ends_what_can_end_and_tells_the_rest() {
+    let model = Model::script(&[b"x", b"y"], Then::Loop);
+    let mut server = Server::start(model.path(), &["--grace-period", "4"]);
+    let send = |max_tokens: usize, stream: bool| {
+        let body = json!({"prompt": "<|assistant|>", "max_tokens": max_tokens, "stream": stream});
+        server.send("POST", TEXT, &[], &body.to_string())
+    };
+    let short: Vec<_> = (0..6).map(|n| send(300 + n, n % 2 == 0)).collect();
+    let endless = [send(120_000, true), send(120_000, false)];
+    await_freed(&server, 8.0);
+    server.terminate();
+    let rest = |mut stream: std::net::TcpStream| {
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    };
+    for (n, stream) in short.into_iter().enumerate() {
+        let text = rest(stream);
+        assert!(text.starts_with("HTTP/1.1 200") && text.contains("\"length\""), "{text}");
+        assert!(n % 2 == 1 || text.trim_end().contains("[DONE]"), "{text}");
+    }
+    let [stream, whole] = endless.map(rest);
+    let reason = "the server was stopped before the reply was complete";
+    assert!(stream.contains(reason) && !stream.contains("[DONE]"));
+    assert!(whole.starts_with("HTTP/1.1 503") && whole.contains(reason), "{whole}");
+    assert!(std::net::TcpStream::connect(("127.0.0.1", server.port)).is_err(), "nobody new is let in");
+    assert!(server.wait().success());
+}
+
+/// What the driver of tests/clients says to a server.
+fn soak(server: &Server, words: &[&str]) {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/clients/soak.py");
+    let url = format!("http://127.0.0.1:{}", server.port);
+    let mut command = std::process::Command::new("python3");
+    let output = command.arg(script).arg(url).args(words).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("all ok"), "{text}{}", server.log());
+}
+
+#[test]
+fn a_thousand_requests_of_all_kinds_get_what_they_would_get_alone() {
+    let model = Model::random();
+    model.edit("tokenizer_config.json", |config| config["tool_parser_type"] = json!("json_tools"));
+    let words = ["--read-timeout", "3", "--prompt-cache-bytes", "4MB"];
+    let server = Server::start(model.path(), &words);
+    let pid = server.pid().to_string();
+    soak(&server, &["--requests", "1000", "--at-once", "32", "--idle", "500", "--pid", &pid]);
+    assert_eq!(server.metric("lmx_model_loads_total"), 1.0);
 }
