@@ -2,16 +2,16 @@
 
 use crate::{AlignedBytes, Exec};
 use std::hint::black_box;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Bytes that a thread takes at a time, so that the threads end together.
 const PIECE: usize = 1 << 20;
 
-/// Bytes per second that the threads of `exec` together read from a buffer of `bytes` (rounded down to 64), once for
-/// each of `passes`. The buffer should be several times as large as the last cache. All of it is written first, so that
-/// it takes memory.
+/// Bytes per second that the threads of `exec` together read from a buffer of `bytes` (rounded down to 64), one figure
+/// for each pass over it: there is one at least, and no further one after `time`. The buffer should be several times as
+/// large as the last cache. All of it is written first, so that it takes memory.
 #[must_use]
-pub fn read_bandwidth(exec: &Exec, bytes: usize, passes: usize) -> Vec<f64> {
+pub fn read_bandwidth(exec: &Exec, bytes: usize, time: Duration) -> Vec<f64> {
     let mut buffer = AlignedBytes::zeroed(bytes / 64 * 64);
     buffer.fill(1);
     let pieces: Vec<&[u8]> = buffer.chunks(PIECE).collect();
@@ -22,7 +22,12 @@ pub fn read_bandwidth(exec: &Exec, bytes: usize, passes: usize) -> Vec<f64> {
         });
         buffer.len() as f64 / start.elapsed().as_secs_f64().max(1e-9)
     };
-    (0..passes).map(|_| pass()).collect()
+    let begin = Instant::now();
+    let mut passes = vec![pass()];
+    while begin.elapsed() < time {
+        passes.push(pass());
+    }
+    passes
 }
 
 /// The sum of all eight-byte words, a cache line at a time: little enough work to wait for memory only.
@@ -40,13 +45,15 @@ fn sum(bytes: &[u8]) -> u64 {
 mod tests {
     use super::{read_bandwidth, sum};
     use crate::{Exec, Isa};
+    use std::time::Duration;
 
     #[test]
     fn all_of_the_buffer_is_read_in_every_pass() {
         assert_eq!(sum(&[1; 192]), 24 * 0x0101_0101_0101_0101);
-        let measured = read_bandwidth(&Exec::new(Isa::best(), 2), 3 << 20, 4);
-        assert_eq!(measured.len(), 4);
+        let exec = Exec::new(Isa::best(), 2);
+        assert_eq!(read_bandwidth(&exec, 3 << 20, Duration::ZERO).len(), 1);
+        let measured = read_bandwidth(&exec, 3 << 20, Duration::from_millis(5));
         // From registers it would be faster than this, from a disk slower.
-        assert!(measured.iter().all(|&speed| (1e7..1e13).contains(&speed)), "{measured:?}");
+        assert!(measured.iter().all(|&speed| (1e6..1e13).contains(&speed)), "{measured:?}");
     }
 }

@@ -3,6 +3,7 @@
 
 use lmx_kernels::{Exec, Isa};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// A cheap handle on a device; clones share threads and buffers.
 #[derive(Clone, Debug)]
@@ -32,11 +33,11 @@ impl Device {
         &self.0.exec
     }
 
-    /// Bytes per second that the device's threads read from memory: one measurement for each of `passes` over a buffer of
-    /// `bytes`, which is allocated and written first.
+    /// Bytes per second that the device's threads read from memory: a figure for each pass over a buffer of `bytes`, which
+    /// is allocated and written first. There is one pass at least, and no further one after `time`.
     #[must_use]
-    pub fn read_bandwidth(&self, bytes: usize, passes: usize) -> Vec<f64> {
-        lmx_kernels::read_bandwidth(self.exec(), bytes, passes)
+    pub fn read_bandwidth(&self, bytes: usize, time: Duration) -> Vec<f64> {
+        lmx_kernels::read_bandwidth(self.exec(), bytes, time)
     }
 
     /// A buffer of `len` values, whose content is whatever an earlier tensor left.

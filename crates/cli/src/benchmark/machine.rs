@@ -6,6 +6,7 @@ use lmx::Device;
 use lmx::engine::Engine;
 use lmx::models::LinearRole;
 use serde::Serialize;
+use std::time::Duration;
 
 /// The machine as the figures' reader needs to know it.
 #[derive(Clone, Debug, Serialize)]
@@ -60,18 +61,19 @@ impl CpuTime {
             .take(8)
             .filter_map(|n| n.parse().ok())
             .collect();
-        let (all, idle) = (ticks.iter().sum(), ticks.get(3)? + ticks.get(4)?);
+        let (all, idle): (u64, u64) = (ticks.iter().sum(), ticks.get(3)? + ticks.get(4)?);
         let own = read("/proc/self/stat")?;
         // Behind the name, which may hold blanks: the 14th and 15th fields are user and system time.
         let own =
             own.rsplit_once(')')?.1.split_whitespace().skip(11).take(2).filter_map(|n| n.parse::<u64>().ok());
-        Some(Self { all, busy: all - idle, own: own.sum() })
+        Some(Self { all, busy: all.saturating_sub(idle), own: own.sum() })
     }
 
     /// The share of the machine that other programs have taken since.
     pub(crate) fn others_since(&self) -> Option<f64> {
         let now = Self::now()?;
-        let (all, busy, own) = (now.all - self.all, now.busy - self.busy, now.own - self.own);
+        let (all, busy) = (now.all.saturating_sub(self.all), now.busy.saturating_sub(self.busy));
+        let own = now.own.saturating_sub(self.own);
         (all > 0).then(|| busy.saturating_sub(own) as f64 / all as f64)
     }
 }
@@ -87,7 +89,7 @@ pub(crate) struct Roofline {
 
 /// The probe's buffer, if there is so much memory: several times as large as most last caches.
 const PROBE_BYTES: usize = 1 << 30;
-const PROBE_PASSES: usize = 7;
+const PROBE_TIME: Duration = Duration::from_millis(400);
 
 impl Roofline {
     /// Measures the memory, and adds the model's weights up.
@@ -95,7 +97,7 @@ impl Roofline {
         let model = engine.model();
         // No more than half of what is free.
         let bytes = PROBE_BYTES.min(default_kv_memory());
-        let passes = model.device().read_bandwidth(bytes, PROBE_PASSES);
+        let passes = model.device().read_bandwidth(bytes, PROBE_TIME);
         let bandwidth = Sample::new(passes).map_or(0.0, |passes| passes.median());
         Self { bandwidth, weights_bytes: weights_bytes(engine) }
     }

@@ -15,6 +15,7 @@ use anyhow::{Context, anyhow, bail};
 use lmx::engine::Request;
 use lmx::eval::{LogLikelihood, ScoreError, Scorer};
 use lmx::sample::{SamplingParams, fold_seed};
+use lmx::text::TemplateError;
 use lmx::text::reply::ReplyOptions;
 use serde_json::{Map, Value, json};
 use std::ops::ControlFlow;
@@ -139,9 +140,10 @@ impl<'a> Evaluated<'a> {
             Concurrency::of(args.batch_size.get()),
             notices,
         )?;
-        let template = session.template.as_ref();
-        let chat = options.apply_chat_template.unwrap_or(template.is_ok());
-        if let (true, Err(error)) = (chat, template) {
+        // A template that cannot be used is not the same as none.
+        let has_template = !matches!(session.template, Err(TemplateError::None));
+        let chat = options.apply_chat_template.unwrap_or(has_template);
+        if let (true, Err(error)) = (chat, &session.template) {
             return Err(End::Failed(anyhow!(error.clone()).context("--apply-chat-template")));
         }
         let context = session.engine.model().context_length();

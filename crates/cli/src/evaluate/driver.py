@@ -11,8 +11,8 @@ import socket
 import sys
 import traceback
 
-# Requests of one line: few enough that progress is seen, many enough that the batch stays full.
-SCORED, GENERATED = 512, 64
+# Requests of one line: few enough that progress is seen, many enough that the batch is full most of the time.
+SCORED, GENERATED = 128, 64
 
 
 class Refused(Exception):
@@ -95,7 +95,7 @@ def evaluate(endpoint):
         def get_model_info(self):
             return endpoint.ask("describe", {})
 
-    asked = endpoint.ask("hello", {"key": endpoint.key, "harness": lm_eval.__version__})
+    asked = endpoint.ask("hello", {"key": endpoint.key, "harness": getattr(lm_eval, "__version__", "of unknown version")})
     manager = TaskManager(include_path=asked["include_path"] or None)
     unknown = [task for task in asked["tasks"] if not manager.match_tasks([task])]
     if unknown:
@@ -145,6 +145,8 @@ def main():
         evaluate(endpoint)
     except Refused as refused:
         endpoint.ask("failed", str(refused))
+    except KeyboardInterrupt:
+        sys.exit(130)
     except Exception as error:
         traceback.print_exc()
         endpoint.ask("failed", f"the harness failed: {type(error).__name__}: {error}")
