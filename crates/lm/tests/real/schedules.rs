@@ -3,19 +3,30 @@
 //! In the suite they are short. `bench/schedules` asks for long ones and prints a line for each.
 
 use crate::common::schedule_requests::{Limits, Requests, run_schedule, solo, tight};
-use lmx::engine::{Engine, EngineOptions};
-use lmx::{Device, Isa, LoadOptions};
+use lmx::engine::{DraftModel, Engine, EngineOptions};
+use lmx::{Device, Isa, LoadOptions, Loaded};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-fn engine(name: &str, options: &dyn Fn(EngineOptions) -> EngineOptions) -> Engine {
+fn load(name: &str) -> Loaded {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let models = std::env::var_os("LMX_TEST_MODELS").map_or(workspace.join("models"), PathBuf::from);
     let path = models.join(name);
     assert!(path.exists(), "{} is missing: run scripts/test, which fetches it", path.display());
-    let loaded = lmx::load(path.to_str().unwrap(), &LoadOptions::new(Device::cpu(Isa::best(), 2))).unwrap();
+    lmx::load(path.to_str().unwrap(), &LoadOptions::new(Device::cpu(Isa::best(), 2))).unwrap()
+}
+
+fn engine(name: &str, options: &dyn Fn(EngineOptions) -> EngineOptions) -> Engine {
+    let loaded = load(name);
     let base = EngineOptions { kv_type: loaded.kv_type, ..EngineOptions::default() };
     Engine::new(loaded.model, loaded.tokenizer, loaded.eos, options(base)).unwrap()
+}
+
+/// The model guesses for itself, in as much room.
+fn drafted(name: &str, kv_memory: usize, options: &dyn Fn(EngineOptions) -> EngineOptions) -> Engine {
+    let engine = engine(name, &|base| EngineOptions { kv_memory, ..options(base) });
+    let Loaded { model, tokenizer, kv_type, .. } = load(name);
+    engine.with_draft(DraftModel { model, tokenizer, kv_type, kv_memory }).unwrap()
 }
 
 fn asked(name: &str, usual: usize) -> usize {
@@ -41,7 +52,7 @@ fn check(name: &str) {
         // These replies are shorter beside their prompts: less room, and more of them at a time.
         let kv_memory = roomy.kv().spec().peak_bytes(requests.longest() + 80);
         let more = |options| tight(options, &roomy, &requests, seed + 1, schedules + 1);
-        let mut engine = engine(name, &|options| EngineOptions { kv_memory, ..more(options) });
+        let mut engine = drafted(name, kv_memory, &more);
         let tally = run_schedule(&mut engine, &requests, &expected, seed, name);
         println!(
             "{name}, schedule {seed}: {} requests, {} cancelled, {} preemptions, {} tokens compared, {:.0} s: OK",
