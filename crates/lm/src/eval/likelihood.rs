@@ -15,8 +15,9 @@ pub struct LogLikelihood {
     pub tokens: usize,
     /// Tokens of the context that were left out at its beginning, because the model could not have read them.
     pub truncated: usize,
-    /// Whether context and continuation are other tokens together than apart: a token may cross the border. As many
-    /// tokens as the context alone has count as context then.
+    /// Whether context and continuation are other tokens together than apart: a token may cross the border. As
+    /// everywhere in the harness the context's own tokens are read then, and of the tokens of both together those are
+    /// scored that follow as many.
     pub merged: bool,
 }
 
@@ -75,12 +76,14 @@ impl Scorer<'_> {
         if rest.is_empty() {
             return Err(ScoreError::EmptyContinuation);
         }
-        let head = self.encode(context.trim_end())?;
-        let mut tokens = self.encode(&format!("{context}{rest}"))?;
-        let common = head.iter().zip(&tokens).take_while(|(a, b)| a == b).count();
-        let merged = common < head.len();
+        let mut tokens = self.encode(context.trim_end())?;
+        let whole = self.encode(&format!("{context}{rest}"))?;
+        let common = tokens.iter().zip(&whole).take_while(|(a, b)| a == b).count();
+        let merged = common < tokens.len();
         // All of it may have gone into the context's last token: that token is the least that tells of it.
-        let mut from = if head.len() < tokens.len() { head.len() } else { common };
+        let mut from = if tokens.len() < whole.len() { tokens.len() } else { common };
+        tokens.truncate(from);
+        tokens.extend_from_slice(whole.get(from..).unwrap_or_default());
         if from >= tokens.len() {
             return Err(ScoreError::EmptyContinuation);
         }

@@ -105,8 +105,8 @@ const BORDERS: [Border; 10] = [
     ("", "the", &[BOS], &[28], false),
     ("  ", "b", &[BOS], &[26, 26, 1], false),
     ("<s>b", "c", &[BOS, 1], &[2], false),
-    // "at" alone is two tokens, and so are the first two of "athen".
-    ("at", "hen", &[BOS, 0, 28], &[13], true),
+    // "at" alone is two tokens, and so are the first two of "athen", of which the second is "the".
+    ("at", "hen", &[BOS, 0, 19], &[13], true),
     // "th" alone is one token, and "the" is one: it tells of the continuation what can be told.
     ("th", "e", &[BOS], &[28], true),
     ("b t", "he", &[BOS, 1], &[29], true),
