@@ -405,7 +405,7 @@ fn smollm2_has_the_perplexities_of_mlx_lm_and_transformers() {
     let paragraphs = std::fs::read_to_string(data.join("paragraphs.jsonl")).unwrap();
     let text = |line: &str| serde_json::from_str::<Value>(line).unwrap()["text"].as_str().unwrap().to_owned();
     let texts: Vec<String> = paragraphs.lines().map(text).collect();
-    let mut alone = None;
+    let mut alone: Option<Vec<Vec<f64>>> = None;
     for batch in [1, 3, 16] {
         let loaded =
             lmx::load(folder.to_str().unwrap(), &LoadOptions::new(Device::cpu(Isa::best(), 2))).unwrap();
@@ -443,6 +443,14 @@ fn smollm2_has_the_perplexities_of_mlx_lm_and_transformers() {
                 assert!(ratios.iter().all(|ratio| (ratio - 1.0).abs() < 2e-4), "{ratios:?}");
             }
             told.push(loss.tokens);
+            // One protocol is enough to tell batches apart.
+            if let Some(alone) = &alone {
+                assert_eq!(told, alone[..1], "batch {batch}");
+                break;
+            }
+        }
+        if alone.is_some() {
+            continue;
         }
         let documents = golden["documents"]["documents"].as_array().unwrap();
         let mut scorer = scorer.with_max_length(count("documents", "max_length")).unwrap();
@@ -458,7 +466,6 @@ fn smollm2_has_the_perplexities_of_mlx_lm_and_transformers() {
         let (sum, scored) = each.iter().fold((0.0, 0), |(sum, n), told| (sum + told.sum, n + told.tokens));
         let ratio = (-sum / scored as f64).exp() / number("documents", "transformers");
         assert!(scored == count("documents", "scored") && (ratio - 1.0).abs() < 1e-5, "{ratio}");
-        told.push(each.iter().map(|told| told.sum).collect());
-        assert_eq!(&told, alone.get_or_insert(told.clone()), "batch {batch}");
+        alone = Some(told);
     }
 }
