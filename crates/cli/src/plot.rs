@@ -55,7 +55,6 @@ impl Axis {
 
 /// What is drawn of a series: places (x, y).
 #[derive(Clone, Debug)]
-#[allow(dead_code, reason = "each command draws what suits its numbers")]
 pub(crate) enum Shape {
     /// Points joined by a line.
     Line(Vec<(f64, f64)>),
@@ -102,12 +101,11 @@ impl Series {
     }
 }
 
-/// A line across a panel, at a value of one axis.
+/// A line across a panel, at a value of its x axis.
 #[derive(Clone, Debug)]
-#[allow(dead_code, reason = "each command draws what suits its numbers")]
-pub(crate) enum Reference {
-    X(f64, String),
-    Y(f64, String),
+pub(crate) struct Reference {
+    pub(crate) x: f64,
+    pub(crate) label: String,
 }
 
 /// One chart.
@@ -175,12 +173,7 @@ impl Panel {
     fn frame(&self) -> Frame {
         let places: Vec<(f64, f64)> = self.series.iter().flat_map(Series::places).collect();
         let (mut xs, mut ys): (Vec<f64>, Vec<f64>) = places.into_iter().unzip();
-        for reference in &self.references {
-            match reference {
-                Reference::X(value, _) => xs.push(*value),
-                Reference::Y(value, _) => ys.push(*value),
-            }
-        }
+        xs.extend(self.references.iter().map(|reference| reference.x));
         let bars = self.series.iter().any(|series| matches!(series.shape, Shape::Bars(_)));
         // Heights are compared from 0 on.
         ys.extend((bars && !self.y.log).then_some(0.0));
@@ -195,24 +188,14 @@ impl Panel {
         for (i, series) in self.series.iter().enumerate() {
             series.draw(out, &frame, i % COLOURS);
         }
-        for (i, reference) in self.references.iter().enumerate() {
-            let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
-            match reference {
-                Reference::X(value, label) => {
-                    let Some(x) = frame.x(*value) else { continue };
-                    line(out, "ref", (x, TOP), (x, bottom));
-                    // On the side that has room.
-                    let (x, anchor) = if x > WIDTH * 0.6 { (x - 5.0, "end") } else { (x + 5.0, "start") };
-                    // One below the other, where lines are close.
-                    let y = TOP + 12.0 + 14.0 * i as f64;
-                    text(out, (x, y), &format!("text-anchor=\"{anchor}\""), label);
-                }
-                Reference::Y(value, label) => {
-                    let Some(y) = frame.y(*value) else { continue };
-                    line(out, "ref", (LEFT, y), (right, y));
-                    text(out, (right, y - 5.0), "text-anchor=\"end\"", label);
-                }
-            }
+        for (i, Reference { x, label }) in self.references.iter().enumerate() {
+            let Some(x) = frame.x(*x) else { continue };
+            line(out, "ref", (x, TOP), (x, HEIGHT - BOTTOM));
+            // On the side that has room.
+            let (x, anchor) = if x > WIDTH * 0.6 { (x - 5.0, "end") } else { (x + 5.0, "start") };
+            // One below the other, where lines are close.
+            let y = TOP + 12.0 + 14.0 * i as f64;
+            text(out, (x, y), &format!("text-anchor=\"{anchor}\""), label);
         }
         self.legend(out);
     }
@@ -320,7 +303,7 @@ mod tests {
             x: Axis { label: "x".to_owned(), log },
             y: Axis::linear("y"),
             series: vec![Series::new("one", shape)],
-            references: vec![Reference::Y(2.0, "limit".to_owned())],
+            references: vec![Reference { x: 2.0, label: "limit".to_owned() }],
         }
     }
 

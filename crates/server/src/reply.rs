@@ -44,10 +44,7 @@ impl Shape {
     ) -> ApiResult<Self> {
         let Tooling { tools, choice, parallel } = tooling;
         let thinking = model.tokenizer.thinking_markers();
-        let in_reasoning = thinking.as_ref().is_some_and(|markers| {
-            let last = |marker: &str| prompt.rfind(marker.trim());
-            last(&markers.start) > last(&markers.end)
-        });
+        let in_reasoning = thinking.as_ref().is_some_and(|markers| markers.opened_by(prompt));
         let tools = Tools::new(&tools);
         if let (Some((field, _)), true) = (&form, in_reasoning) {
             let why = "cannot be enforced: this model's replies begin with thoughts; turn them off";

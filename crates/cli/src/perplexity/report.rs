@@ -186,8 +186,9 @@ impl Run<'_> {
         let kl = sorted(&comparison.kl);
         let axis = Axis::log("KL(first || second) of a token, nats");
         let (mean, infinite) = comparison.mean_kl();
-        let mark =
-            |value: Option<f64>, label: &str| value.map(|v| Reference::X(v, format!("{label} {v:.2e}")));
+        let mark = |value: Option<f64>, label: &str| {
+            value.map(|x| Reference { x, label: format!("{label} {x:.2e}") })
+        };
         let positive: Vec<f64> = kl.iter().copied().filter(|kl| *kl > 1e-9).collect();
         let divergences = Panel {
             title: "How far the distributions are apart".to_owned(),
