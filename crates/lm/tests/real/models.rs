@@ -150,7 +150,7 @@ fn replies(name: &str, prompts: &[Vec<u32>], batch: usize, chunk: usize, threads
                 seed: Some((first + i) as u64),
                 sampling: lmx::sample::SamplingParams { temperature: 0.7, ..Default::default() },
                 logits_processors: vec![log.watch()],
-                ..Request::new(prompt.clone(), 12)
+                ..Request::new(prompt.clone(), 8)
             };
             requests.insert(engine.submit(request).unwrap(), (first + i, log));
         }
@@ -183,7 +183,7 @@ fn batches_chunks_and_threads_change_no_bit() {
         ("gemma-3-270m", &gemma3),
         ("gemma-3-270m-q4_k_m.gguf", &gemma3),
     ] {
-        let lengths = [1, 2, 7, 16, 33, 50, 64, 90];
+        let lengths = [1, 2, 3, 7, 8, 16, 33, 70];
         let prompts: Vec<Vec<u32>> = lengths.iter().map(|&n| text[n..2 * n].to_vec()).collect();
         let alone = replies(name, &prompts, 1, 512, 1);
         for (chunk, threads) in [(1, 2), (7, 1), (64, 2), (512, 2)] {
