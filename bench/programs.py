@@ -198,4 +198,6 @@ def machine():
     info = Path("/proc/cpuinfo").read_text()
     model = next((line.split(":", 1)[1].strip() for line in info.splitlines() if line.startswith("model name")), "?")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 30
-    return f"{model}, {os.cpu_count()} CPUs, {memory} GiB, Linux {platform.release()}"
+    # What a distribution adds to the kernel's version tells nothing here.
+    kernel = platform.release().split("-")[0]
+    return f"{model}, {os.cpu_count()} CPUs, {memory} GiB, Linux {kernel}"
