@@ -1,7 +1,7 @@
 //! `lmx perplexity`: its words and what they mean.
 
 use super::adapter::AdapterArgs;
-use super::model::{ModelArgs, RunArgs, TemplateArgs, positive};
+use super::model::{ModelArgs, RunArgs, positive};
 use super::values::count;
 use crate::end::End;
 use std::num::NonZeroUsize;
@@ -220,9 +220,5 @@ impl PerplexityArgs {
             revision: self.revision.clone(),
             trust_remote_code: self.trust_remote_code,
         }
-    }
-
-    pub(crate) fn template_args(&self) -> TemplateArgs {
-        TemplateArgs::default()
     }
 }

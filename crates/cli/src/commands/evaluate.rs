@@ -105,7 +105,9 @@ impl Counts {
             ),
             (
                 merged,
-                format!("of {pairs} continuations share a token with their context, whose own tokens were read"),
+                format!(
+                    "of {pairs} continuations share a token with their context, whose own tokens were read"
+                ),
             ),
             (windowed, "texts were longer than the model is given and were scored in windows".to_owned()),
             (cut, format!("of {prompts} prompts left no room for their reply and lost their beginning")),

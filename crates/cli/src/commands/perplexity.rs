@@ -1,7 +1,7 @@
 //! `lmx perplexity`: how well a model, or two, predict a text.
 
 use crate::args::adapter::AdapterArgs;
-use crate::args::model::{ModelArgs, RunArgs};
+use crate::args::model::{ModelArgs, RunArgs, TemplateArgs};
 use crate::args::perplexity::PerplexityArgs;
 use crate::data::Data;
 use crate::device;
@@ -107,7 +107,7 @@ fn open(
     run: &RunArgs,
     notices: &mut Notices,
 ) -> Result<Session, End> {
-    let (template, concurrency) = (args.template_args(), Concurrency::of(args.batch_size.get()));
+    let (template, concurrency) = (TemplateArgs::default(), Concurrency::of(args.batch_size.get()));
     Session::open(model, adapter, run, &template, Reuse::Nothing, concurrency, notices)
 }
 
