@@ -67,7 +67,12 @@ fn a_benchmark_runs_every_cell_in_full() {
         assert!(row["peak_memory_bytes"].as_u64().unwrap() > 1_000_000, "{row}");
     }
     assert_eq!(report["machine"]["threads"], 2);
-    assert!((0.0..=1.0).contains(&report["others_share"].as_f64().unwrap()), "{report}");
+    // Null where the trials were too short to tell.
+    let others = &report["others_share"];
+    assert!(
+        others.is_null() || others.as_f64().is_some_and(|share| (0.0..=1.0).contains(&share)),
+        "{report}"
+    );
     assert!(report["bandwidth_bytes_per_second"].as_f64().unwrap() > 1e8, "{report}");
 }
 

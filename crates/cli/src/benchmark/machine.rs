@@ -69,13 +69,16 @@ impl CpuTime {
         Some(Self { all, busy: all.saturating_sub(idle), own: own.sum() })
     }
 
-    /// The share of the machine that other programs have taken since.
-    pub(crate) fn others_since(&self) -> Option<f64> {
-        let now = Self::now()?;
-        let (all, busy) = (now.all.saturating_sub(self.all), now.busy.saturating_sub(self.busy));
-        let own = now.own.saturating_sub(self.own);
-        (all > 0).then(|| busy.saturating_sub(own) as f64 / all as f64)
+    /// The share of the machine that other programs have taken until `later`; `None` after so little time that it would
+    /// be rounding.
+    pub(crate) fn others_until(&self, later: &Self) -> Option<f64> {
+        let (all, busy) = (later.all.saturating_sub(self.all), later.busy.saturating_sub(self.busy));
+        let own = later.own.saturating_sub(self.own);
+        (all >= Self::TICKS_MIN).then(|| busy.saturating_sub(own) as f64 / all as f64)
     }
+
+    /// Ticks of all CPUs together, most often of 10 ms each.
+    const TICKS_MIN: u64 = 100;
 }
 
 /// The speed that memory allows: each step reads all weights once, and the keys and values of each sequence.
@@ -122,4 +125,22 @@ fn weights_bytes(engine: &Engine) -> Option<u64> {
         }
     });
     (!experts).then_some(bytes + if tied { embedding } else { 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_took() {
+        let begin = CpuTime { all: 5000, busy: 3000, own: 700 };
+        let later =
+            |all: u64, busy: u64, own: u64| CpuTime { all: 5000 + all, busy: 3000 + busy, own: 700 + own };
+        assert_eq!(begin.others_until(&later(200, 150, 100)), Some(0.25));
+        assert_eq!(begin.others_until(&later(200, 100, 100)), Some(0.0));
+        // The two counters are not read at the same moment.
+        assert_eq!(begin.others_until(&later(200, 99, 100)), Some(0.0));
+        assert_eq!(begin.others_until(&later(1, 1, 0)), None, "one tick is no share of anything");
+        assert!(CpuTime::now().is_some_and(|now| now.all >= now.busy && now.busy > 0));
+    }
 }

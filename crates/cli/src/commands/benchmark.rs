@@ -54,7 +54,7 @@ pub(crate) fn run(args: &BenchmarkArgs) -> Result<(), End> {
     let mut bench = Bench { args, session: &mut session, server, prompts, hold: &hold };
     let begin = CpuTime::now();
     let measured = bench.run(&cells, &mut notices)?;
-    let others = begin.and_then(|begin| begin.others_since());
+    let others = begin.zip(CpuTime::now()).and_then(|(begin, end)| begin.others_until(&end));
     let server = bench.server.take();
     let roofline = Roofline::measure(&session.engine);
     let report = Report {
