@@ -1,7 +1,8 @@
 //! What is held, for people.
 
+use super::error::KvError;
 use super::spec::{KvSpec, LayerGroup, Policy};
-use super::store::{KvError, KvStore, SequenceId};
+use super::store::{KvStore, SequenceId};
 use super::{BLOCK, KvQuantization, KvWindow};
 use lmx_tensor::kernels::attention::{KvQuant, KvType};
 use std::fmt;

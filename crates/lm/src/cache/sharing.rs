@@ -1,10 +1,11 @@
 //! Prefixes in the store: sequences leave their blocks behind, and begin with those of others.
 
 use super::block::BLOCK;
+use super::error::KvError;
 use super::prefix::{Found, Holding, PrefixCache, PrefixCacheOptions, PrefixStats, PrefixTokens};
 use super::spec::LayerGroup;
 use super::state::States;
-use super::store::{KvError, KvStore, Sequence, SequenceId};
+use super::store::{KvStore, Sequence, SequenceId};
 use lmx_tensor::kernels::attention::KvQuant;
 use std::sync::Arc;
 

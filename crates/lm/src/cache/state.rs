@@ -7,7 +7,8 @@
 //! holds about 2 log2(l / [`SNAPSHOT`]) + 3. A state is never written again, so forks share theirs.
 
 use super::block::{BLOCK, BlockBudget, Reserved};
-use super::store::{KvError, KvStore, SequenceId};
+use super::error::KvError;
+use super::store::{KvStore, SequenceId};
 use std::sync::Arc;
 
 /// Distance of the positions at which snapshots are taken; a multiple of [`BLOCK`].

@@ -1,9 +1,10 @@
 //! Keys and values in and out of the store, and sequences from one store to another.
 
 use super::block::{BLOCK, Block};
+use super::error::KvError;
 use super::spec::KvWindow;
 use super::state::States;
-use super::store::{KvError, KvStore, Sequence, SequenceId};
+use super::store::{KvStore, Sequence, SequenceId};
 use super::{KvQuantization, LayerGroup, Policy};
 use lmx_tensor::kernels::attention::{KvCodes, KvQuant, KvShape, read_codes, read_kv, write_codes, write_kv};
 use std::ops::Range;
