@@ -7,6 +7,7 @@
 mod plain;
 mod super_blocks;
 mod tile;
+mod weights;
 
 use super::activations::{Activations, Tile};
 use super::format::{Kind, LANES, Layout};
@@ -20,6 +21,9 @@ use std::ops::Range;
 /// first cache.
 const PANEL_INPUTS: usize = 640;
 
+/// The same times the rows where weights rest nowhere.
+const RING_DIGITS: usize = 16384;
+
 /// Rows of a tile.
 pub(super) const ROWS: usize = 16;
 
@@ -32,20 +36,36 @@ struct Blocking {
     blocks: usize,
     /// Tiles of rows that pass over a panel before the next one is expanded.
     tiles: usize,
+    /// Inputs of a panel of a plain format, at most.
+    inputs: usize,
+    /// The panel is a ring that the kernel fills as it goes, between its products.
+    ring: bool,
 }
 
 impl Blocking {
-    /// With few rows a panel is used at once, while it is in the first cache; with many it fills the second.
-    fn of(rows: usize) -> Self {
-        if rows <= 32 { Self { blocks: 1, tiles: 2 } } else { Self { blocks: 32, tiles: 16 } }
+    /// Weights that only one tile needs rest nowhere. With few rows a panel is used at once, while it is in the first
+    /// cache; with many it fills the second.
+    fn of(input: &Activations, layout: &Layout) -> Self {
+        match input.rows() {
+            rows @ 1..=ROWS
+                if layout.kind == Kind::Plain && plain::filling(layout, input.tile(0).padded).is_some() =>
+            {
+                Self { blocks: 32, tiles: 1, inputs: RING_DIGITS / rows, ring: true }
+            }
+            0..=32 => Self { blocks: 1, tiles: 2, inputs: PANEL_INPUTS, ring: false },
+            _ => Self { blocks: 32, tiles: 16, inputs: PANEL_INPUTS, ring: false },
+        }
     }
 }
 
 /// One pass of some tiles of rows, of equal shape, over a panel.
 struct Pass<'a> {
+    weight: &'a QuantMatrix,
     layout: &'a Layout,
     tiles: &'a [Tile<'a>],
-    panel: *const u8,
+    panel: *mut u8,
+    /// The panel is a ring that is to be filled.
+    ring: bool,
     blocks: Blocks,
     /// The steps (plain formats) or super-blocks of the panel.
     steps: Range<usize>,
@@ -71,21 +91,25 @@ thread_local! {
 /// The CPU has AMX int8 and all of [`super::avx512`]; the blocks exist and belong to this thread.
 pub(super) unsafe fn matmul(weight: &QuantMatrix, input: &Activations, blocks: Blocks, out: Out) {
     let layout = weight.layout();
-    let blocking = Blocking::of(input.rows());
+    if blocks.is_empty() {
+        return;
+    }
+    let blocking = Blocking::of(input, layout);
     // Steps of the whole row and of a panel, bytes of a step and block in the panel.
     let (all, per_panel, step_bytes) = match layout.kind {
         Kind::Plain => {
-            let panels = weight.cols().div_ceil(PANEL_INPUTS).max(1);
+            let panels = weight.cols().div_ceil(blocking.inputs).max(1);
             // Panels of equal size, since a short one costs nearly as much; they begin with a unit.
             let units = weight.units().div_ceil(panels);
             let steps = weight.cols() / layout.step;
-            (steps, units * (layout.unit / layout.step), plain::panel_step(layout.step))
+            (steps, units * (layout.unit / layout.step), weights::panel_step(layout.step))
         }
         Kind::Super => (weight.units(), 1, super_blocks::PANEL_STEP),
     };
     SCRATCH.with_borrow_mut(|[panel, sums]| {
         let tile_sums = blocking.blocks * ROWS * LANES;
-        reserve(panel, blocking.blocks * per_panel * step_bytes);
+        let slots = if blocking.ring { weights::RING } else { blocking.blocks * per_panel };
+        reserve(panel, slots * step_bytes);
         reserve(sums, blocking.tiles * tile_sums * 4);
         let (panel, sums) = (panel.as_mut_ptr(), sums.as_mut_ptr().cast::<f32>());
         let mut shape = 0;
@@ -96,22 +120,28 @@ pub(super) unsafe fn matmul(weight: &QuantMatrix, input: &Activations, blocks: B
                     // SAFETY: the panel has room for these blocks and steps, the sums for the tiles and blocks.
                     unsafe {
                         match layout.kind {
-                            Kind::Plain => plain::expand(weight, blocks.clone(), steps.clone(), panel),
+                            Kind::Plain if blocking.ring => {}
+                            Kind::Plain => weights::expand(weight, blocks.clone(), steps.clone(), panel),
                             Kind::Super => super_blocks::expand(weight, blocks.clone(), steps.start, panel),
                         }
                         let mut sums = sums;
                         for tiles in equal_pairs(&tiles) {
                             if tiles[0].padded != shape {
                                 shape = tiles[0].padded;
-                                tile::configure(
-                                    shape,
-                                    if layout.kind == Kind::Plain { layout.step } else { 64 },
-                                );
+                                match layout.kind {
+                                    Kind::Plain => tile::configure(
+                                        shape << u32::from(plain::stacked(shape)),
+                                        layout.step,
+                                    ),
+                                    Kind::Super => tile::configure(shape, 64),
+                                }
                             }
                             let pass = Pass {
+                                weight,
                                 layout,
                                 tiles,
                                 panel,
+                                ring: blocking.ring,
                                 blocks: blocks.clone(),
                                 steps: steps.clone(),
                                 sums,
@@ -156,6 +186,13 @@ fn equal_pairs<'a>(tiles: &'a [Tile<'a>]) -> impl Iterator<Item = &'a [Tile<'a>]
 }
 
 impl Pass<'_> {
+    /// The place of a step of a plain format in the panel, steps counted over all blocks.
+    #[inline(always)]
+    fn slot(&self, step: usize) -> *mut u8 {
+        let step = if self.ring { step % weights::RING } else { step };
+        self.panel.wrapping_add(step * weights::panel_step(self.layout.step))
+    }
+
     /// The results so far of one row of a tile, for the `index`th block of the panel.
     ///
     /// # Safety

@@ -1,137 +1,75 @@
 //! Formats with plain scales: one product of K = 16, 32 or 64 for each step and digit.
 
 use super::super::activations::{STRIDE, WORDS, Word};
-use super::super::avx512::{decode, fetch_ahead, scales};
 use super::super::code;
-use super::super::format::{CHUNK, LANES, Layout};
-use super::super::{Blocks, QuantMatrix};
+use super::super::format::{LANES, Layout};
+use super::weights::{Expanded, Expander, LEAD, Weights};
 use super::{Pass, tile};
 use std::arch::x86_64::*;
-use std::ops::Range;
-
-/// Bytes of one step of a block in the panel: the tile of v, 16 s and 16 c in f32.
-pub(super) const fn panel_step(step: usize) -> usize {
-    step * LANES + 128
-}
-
-/// Fills the panel, [block][step].
-///
-/// # Safety
-/// As [`super::matmul`]; `panel` has room, the steps begin with a unit.
-pub(super) unsafe fn expand(weight: &QuantMatrix, blocks: Blocks, steps: Range<usize>, panel: *mut u8) {
-    let layout = weight.layout();
-    let expand = match (code::of(layout), layout.step) {
-        (2, 32) => expand_steps::<2, 32>,
-        (2, _) => expand_steps::<2, 64>,
-        (3, 32) => expand_steps::<3, 32>,
-        (3, _) => expand_steps::<3, 64>,
-        (4, 32) => expand_steps::<4, 32>,
-        (4, _) => expand_steps::<4, 64>,
-        (5, 32) => expand_steps::<5, 32>,
-        (5, _) => expand_steps::<5, 64>,
-        (6, 32) => expand_steps::<6, 32>,
-        (6, _) => expand_steps::<6, 64>,
-        (8, 32) => expand_steps::<8, 32>,
-        (8, _) => expand_steps::<8, 64>,
-        (code::E2M1_16, _) => expand_steps::<{ code::E2M1_16 }, 16>,
-        _ => expand_steps::<{ code::E2M1_32 }, 32>,
-    };
-    for (i, block) in blocks.enumerate() {
-        // SAFETY: by the caller's word.
-        unsafe { expand(weight, block, steps.clone(), panel.add(i * steps.len() * panel_step(layout.step))) };
-    }
-}
-
-/// # Safety
-/// As [`expand`], for one block; CODE and STEP are those of the layout.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn expand_steps<const CODE: u8, const STEP: usize>(
-    weight: &QuantMatrix,
-    block: usize,
-    steps: Range<usize>,
-    mut to: *mut u8,
-) {
-    let layout = weight.layout();
-    let zero = _mm512_set1_epi8(layout.zero as i8);
-    let middle = _mm512_set1_ps(layout.zero as f32);
-    let steps_a_unit = layout.unit / STEP;
-    // Both steps of a group of 128 have the same scale.
-    let scale_bytes = if layout.group > STEP { 0 } else { LANES * layout.scale.bytes() };
-    let mut unit = weight.strip(block).wrapping_add(steps.start / steps_a_unit * layout.block);
-    for first in steps.clone().step_by(steps_a_unit) {
-        let (mut at, mut scale) = (unit, 0);
-        for step in first..steps.end.min(first + steps_a_unit) {
-            // SAFETY: the step lies in this unit of the block; everything is where the layout says; the panel has
-            // a slot for it.
-            unsafe {
-                let (s_at, b_at) = (unit.add(layout.scales_at + scale), unit.add(layout.biases_at + scale));
-                fetch_ahead(at, const { 2 * STEP * code::bits(CODE) });
-                fetch_ahead(s_at, 1);
-                fetch_ahead(b_at, 1);
-                if STEP < CHUNK {
-                    let codes = decode::<CODE>(at);
-                    let second = (step - first) % 2 == 1;
-                    store_codes(if second { &codes[4..] } else { &codes[..4] }, zero, to);
-                    at = at.add(if second { const { 64 * code::bits(CODE) } } else { 0 });
-                } else {
-                    for chunk in 0..STEP / CHUNK {
-                        store_codes(&decode::<CODE>(at), zero, to.add(chunk * CHUNK * LANES));
-                        at = at.add(const { 64 * code::bits(CODE) });
-                    }
-                }
-                let floats = to.add(STEP * LANES).cast::<f32>();
-                let s = scales::<CODE>(layout, s_at);
-                _mm512_store_ps(floats, s);
-                if layout.affine {
-                    let b = scales::<CODE>(layout, b_at);
-                    _mm512_store_ps(floats.add(LANES), _mm512_fmadd_ps(middle, s, b));
-                }
-                to = to.add(const { panel_step(STEP) });
-                scale += scale_bytes;
-            }
-        }
-        unit = unit.wrapping_add(layout.block);
-    }
-}
-
-/// Writes v = code - zero as rows of a tile.
-///
-/// # Safety
-/// `to` has 64 bytes for each vector.
-#[target_feature(enable = "avx512f,avx512bw")]
-#[inline]
-unsafe fn store_codes(codes: &[__m512i], zero: __m512i, to: *mut u8) {
-    for (row, code) in codes.iter().enumerate() {
-        // SAFETY: by the caller's word.
-        unsafe { _mm512_store_si512(to.add(row * 64).cast(), _mm512_sub_epi8(*code, zero)) };
-    }
-}
+use std::mem::MaybeUninit;
 
 /// One pass.
 ///
 /// # Safety
 /// As [`super::matmul`]; the panel holds the blocks and steps of the pass, the tiles are configured for it.
-pub(super) unsafe fn run(pass: &Pass<'_>) {
-    fn of<const R: usize>(affine: bool, narrow: bool) -> unsafe fn(&Pass<'_>, usize) {
+pub(super) unsafe fn run<'a>(pass: &Pass<'a>) {
+    fn expanded<'a, const R: usize>(affine: bool, narrow: bool) -> Kernel<'a> {
         match (affine, narrow) {
-            (false, false) => kernel::<R, false, false>,
-            (false, true) => kernel::<R, false, true>,
-            (true, false) => kernel::<R, true, false>,
-            (true, true) => kernel::<R, true, true>,
+            (false, false) => kernel::<R, false, false, Expanded>,
+            (false, true) => kernel::<R, false, true, Expanded>,
+            (true, false) => kernel::<R, true, false, Expanded>,
+            (true, true) => kernel::<R, true, true, Expanded>,
         }
     }
-    let Layout { affine, step, .. } = *pass.layout;
-    let narrow = pass.layout.largest_value() * 127 * step as i32 <= i32::from(i16::MAX);
-    let kernel = match pass.tiles[0].padded {
-        4 => of::<4>(affine, narrow),
-        8 => of::<8>(affine, narrow),
-        12 => of::<12>(affine, narrow),
-        _ => of::<16>(affine, narrow),
-    };
+    let (layout, padded) = (pass.layout, pass.tiles[0].padded);
+    let kernel = filling(layout, padded).filter(|_| pass.ring).unwrap_or_else(|| match padded {
+        4 => expanded::<4>(layout.affine, narrow(layout)),
+        8 => expanded::<8>(layout.affine, narrow(layout)),
+        12 => expanded::<12>(layout.affine, narrow(layout)),
+        _ => expanded::<16>(layout.affine, narrow(layout)),
+    });
     for tile in 0..pass.tiles.len() {
         // SAFETY: by the caller's word.
         unsafe { kernel(pass, tile) }
     }
+}
+
+/// One tile of a pass.
+type Kernel<'a> = unsafe fn(&Pass<'a>, usize);
+
+/// Sums of high digits fit an i16.
+fn narrow(layout: &Layout) -> bool {
+    layout.largest_value() * 127 * layout.step as i32 <= i32::from(i16::MAX)
+}
+
+/// The kernel that fills the panel, a ring, as it goes; for the usual formats.
+pub(super) fn filling<'a>(layout: &Layout, padded: usize) -> Option<Kernel<'a>> {
+    fn of<'a, const NARROW: bool, const CODE: u8, const STEP: usize>(
+        affine: bool,
+        padded: usize,
+    ) -> Option<Kernel<'a>> {
+        Some(match (padded, affine) {
+            (8, false) => kernel::<8, false, NARROW, Expander<'_, CODE, STEP>>,
+            (8, true) => kernel::<8, true, NARROW, Expander<'_, CODE, STEP>>,
+            (12, false) => kernel::<12, false, NARROW, Expander<'_, CODE, STEP>>,
+            (12, true) => kernel::<12, true, NARROW, Expander<'_, CODE, STEP>>,
+            (16, false) => kernel::<16, false, NARROW, Expander<'_, CODE, STEP>>,
+            (16, true) => kernel::<16, true, NARROW, Expander<'_, CODE, STEP>>,
+            _ => return None,
+        })
+    }
+    match (code::of(layout), layout.step, narrow(layout)) {
+        (4, 32, true) => of::<true, 4, 32>(layout.affine, padded),
+        (4, 64, false) => of::<false, 4, 64>(layout.affine, padded),
+        (8, 32, false) => of::<false, 8, 32>(layout.affine, padded),
+        (8, 64, false) => of::<false, 8, 64>(layout.affine, padded),
+        _ => None,
+    }
+}
+
+/// Both digits of so few rows are one tile, the low ones behind the high ones.
+pub(super) const fn stacked(padded: usize) -> bool {
+    padded <= 8
 }
 
 /// Sums of two steps, each of high and low digits, [row][16].
@@ -142,28 +80,36 @@ struct Ring([[i32; 512]; 2]);
 /// and the products of the one after are issued, spread between the rows.
 ///
 /// # Safety
-/// As [`run`]; R is the padded number of rows, NARROW says that sums of high digits fit an i16.
+/// As [`run`]; R is the padded number of rows, NARROW is [`narrow`], W fits the layout and the panel's state.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn kernel<const R: usize, const AFFINE: bool, const NARROW: bool>(pass: &Pass<'_>, tile: usize) {
-    let mut ring = Ring([[0; 512]; 2]);
-    let [even, odd] = &mut ring.0;
-    let (even, odd) = (even.as_mut_ptr(), odd.as_mut_ptr());
+unsafe fn kernel<'a, const R: usize, const AFFINE: bool, const NARROW: bool, W: Weights<'a>>(
+    pass: &Pass<'a>,
+    tile: usize,
+) {
+    let mut ring = MaybeUninit::<Ring>::uninit();
+    // SAFETY: the place exists; what is in it is written before it is read.
+    let [even, odd] = unsafe { [0, 1].map(|half| (&raw mut (*ring.as_mut_ptr()).0[half]).cast::<i32>()) };
     let step = pass.layout.step;
-    let slot = panel_step(step);
+    let mut weights = W::of(pass);
     let mut ahead = Ahead::<R>::new(pass, tile);
+    let mut slot = 0;
     // SAFETY: all steps of the pipeline are in the panel and the tile, by the caller's word.
     unsafe {
+        for _ in 0..3 + LEAD {
+            weights.next();
+        }
         ahead.load_weights();
         ahead.high::<0>();
         ahead.low::<1>();
-        ahead.next(pass, slot);
+        ahead.next(pass);
         ahead.load_weights();
         ahead.high::<2>();
         ahead.low::<3>();
-        ahead.next(pass, slot);
+        ahead.next(pass);
         tile::store::<0>(even);
-        tile::store::<1>(even.add(256));
-        let mut scales = pass.panel.add(step * LANES).cast::<f32>();
+        if !stacked(R) {
+            tile::store::<1>(even.add(256));
+        }
         let mut is_odd = false;
         for block in 0..pass.blocks.len() {
             let mut acc = [_mm512_setzero_ps(); R];
@@ -173,13 +119,15 @@ unsafe fn kernel<const R: usize, const AFFINE: bool, const NARROW: bool>(pass: &
             let mut words =
                 pass.tiles[tile].words.as_ptr().add(pass.steps.start * WORDS * R * 4).cast::<f32>();
             for _ in pass.steps.clone() {
+                let scales = pass.slot(slot).add(step * LANES).cast::<f32>();
                 if is_odd {
                     advance::<R, AFFINE, NARROW, 2, 3, 0, 1>(ahead, odd, even, scales, words, &mut acc);
                 } else {
                     advance::<R, AFFINE, NARROW, 0, 1, 2, 3>(ahead, even, odd, scales, words, &mut acc);
                 }
-                ahead.next(pass, slot);
-                scales = scales.byte_add(slot);
+                weights.next();
+                ahead.next(pass);
+                slot += 1;
                 words = words.add(WORDS * R);
                 is_odd = !is_odd;
             }
@@ -197,6 +145,7 @@ struct Ahead<const R: usize> {
     input: usize,
     end: usize,
     blocks: usize,
+    slot: usize,
     weights: *const u8,
     digits: *const u8,
 }
@@ -207,12 +156,13 @@ impl<const R: usize> Ahead<R> {
         let [input, end] = [pass.steps.start, pass.steps.end].map(|step| step * pass.layout.step);
         let blocks = pass.blocks.len();
         let digits = pass.tiles[tile].digits.as_ptr();
-        Self { more: blocks > 0 && input < end, input, end, blocks, weights: pass.panel, digits }
+        Self { more: blocks > 0 && input < end, input, end, blocks, slot: 0, weights: pass.slot(0), digits }
     }
 
     #[inline(always)]
-    fn next(&mut self, pass: &Pass<'_>, slot: usize) {
-        self.weights = self.weights.wrapping_add(slot);
+    fn next(&mut self, pass: &Pass<'_>) {
+        self.slot += 1;
+        self.weights = pass.slot(self.slot);
         self.input += pass.layout.step;
         if self.input == self.end {
             self.input = pass.steps.start * pass.layout.step;
@@ -229,7 +179,7 @@ impl<const R: usize> Ahead<R> {
         }
     }
 
-    /// The product of the high digits into tile H.
+    /// The product of the high digits into tile H, or of both digits.
     #[inline(always)]
     unsafe fn high<const H: u8>(self) {
         if self.more {
@@ -246,7 +196,7 @@ impl<const R: usize> Ahead<R> {
     /// The product of the low digits into tile L.
     #[inline(always)]
     unsafe fn low<const L: u8>(self) {
-        if self.more {
+        if self.more && !stacked(R) {
             let stride = self.input / STRIDE * 2 * R * STRIDE + self.input % STRIDE;
             // SAFETY: by the caller's word.
             unsafe {
@@ -287,7 +237,9 @@ unsafe fn advance<
         rows::<R, 1, AFFINE, NARROW>(sums, scales, words, acc);
         rows::<R, 2, AFFINE, NARROW>(sums, scales, words, acc);
         ahead.low::<L>();
-        tile::store::<NL>(next.add(256));
+        if !stacked(R) {
+            tile::store::<NL>(next.add(256));
+        }
         rows::<R, 3, AFFINE, NARROW>(sums, scales, words, acc);
     }
 }
@@ -308,7 +260,9 @@ unsafe fn rows<const R: usize, const QUARTER: usize, const AFFINE: bool, const N
         let quarter = const { R * QUARTER / 4..R * (QUARTER + 1) / 4 };
         for (row, acc) in quarter.clone().zip(&mut acc[quarter]) {
             let high = _mm512_load_si512(sums.add(row * LANES).cast());
-            let low = _mm512_load_si512(sums.add(256 + row * LANES).cast());
+            let low = _mm512_load_si512(
+                sums.add(const { if stacked(R) { R * LANES } else { 256 } } + row * LANES).cast(),
+            );
             // 256·high + low, in one operation if the lower half of a lane is all of `high`.
             let sum = if NARROW {
                 _mm512_dpwssd_epi32(low, high, _mm512_set1_epi32(256))

@@ -8,6 +8,7 @@ use super::super::format::{CHUNK, LANES, SUPER};
 use super::super::{Blocks, QuantMatrix};
 use super::{Pass, tile};
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 /// Bytes of the two digits of sc·v, for each 64 inputs a tile of the upper and one of the lower.
@@ -147,8 +148,10 @@ struct Sums([[i32; 256]; 4]);
 /// As [`run`]; R is the padded number of rows, MINS the number of groups with mins.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn kernel<const R: usize, const MINS: usize>(pass: &Pass<'_>) {
-    let (mut sums, mut next) = (Sums([[0; 256]; 4]), Sums([[0; 256]; 4]));
-    let (mut sums, mut next) = (sums.0.as_mut_ptr().cast::<i32>(), next.0.as_mut_ptr().cast::<i32>());
+    let mut places = MaybeUninit::<[Sums; 2]>::uninit();
+    // SAFETY: the places exist; what is in them is written before it is read.
+    let [mut sums, mut next] =
+        unsafe { [0, 1].map(|half| (&raw mut (*places.as_mut_ptr())[half].0).cast::<i32>()) };
     let blocks = if pass.steps.is_empty() { 0 } else { pass.blocks.len() };
     let first_input = pass.steps.start * SUPER;
     // What a block and tile left to its float part, which runs between the products of the next.
