@@ -19,6 +19,19 @@ MEMORY_CONTEXT = 4096
 START_PROMPT = "Tell me in three short sentences why the sky is blue and why the sunset is red today please"
 
 
+def median_interval(values):
+    """The median and its 95 % interval, by the binomial distribution of ranks."""
+    values, n = sorted(values), len(values)
+    weights = [1]
+    for k in range(n):
+        weights.append(weights[-1] * (n - k) // (k + 1))
+    low, below = 0, 0
+    while below + weights[low] <= 0.025 * 2**n and low < n // 2:
+        below += weights[low]
+        low += 1
+    return statistics.median(values), values[max(low - 1, 0)], values[min(n - low, n - 1)]
+
+
 class Failed(Exception):
     """A program that cannot be measured."""
 
