@@ -161,7 +161,22 @@ fn clients_vanish_in_queue_prefill_and_decode() {
         assert_eq!(server.metric("lmx_generated_tokens_total"), tokens, "it was still reading");
     }
     assert_eq!(server.metric("lmx_requests_cancelled_total"), 6.0);
-    assert_eq!(server.post(TEXT, &json!({"prompt": "abc", "max_tokens": 3})).status, 200);
+    assert_eq!(server.post(TEXT, &json!({"prompt": "abc", "max_tokens": 3, "stream": true})).status, 200);
+    let told = |status: &str| server.log().matches(status).count();
+    let begin = Instant::now();
+    while told("status=499") < 6 {
+        assert!(begin.elapsed() < Duration::from_secs(30), "not all are told: {}", server.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(told("\"/v1/completions\" status=200"), 1, "a stream is told when it has ended");
+    assert!(server.get("/metrics").body.contains("path=\"/v1/completions\",status=\"499\"} 6"));
+}
+
+#[test]
+fn times_that_would_stop_everything_are_refused() {
+    for flag in ["--read-timeout", "--keep-alive", "--generation-stall-timeout"] {
+        common::run(&["server", "--model", "none", flag, "0"]).assert_error(2, &[flag, "above 0"]);
+    }
 }
 
 #[test]

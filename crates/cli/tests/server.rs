@@ -275,6 +275,34 @@ fn who_may_ask_is_checked() {
 }
 
 #[test]
+fn pages_of_others_are_refused() {
+    let model = Model::script(&[b"a"], Then::End);
+    let server = Server::start(model.path(), &["--allowed-origins", "https://a.example"]);
+    let own = format!("127.0.0.1:{}", server.port);
+    let body = ask("hi").to_string();
+    for (origin, host, status) in [
+        ("https://evil.example", own.as_str(), 403),
+        // As a browser sends it without asking first.
+        ("null", &own, 403),
+        ("http://localhost:1", &own, 403),
+        ("https://a.example", &own, 200),
+        (&format!("http://{own}"), &own, 200),
+        ("http://localhost:3000", "localhost:3000", 200),
+    ] {
+        let headers =
+            [format!("origin: {origin}"), format!("host: {host}"), "content-type: text/plain".into()];
+        let headers: Vec<&str> = headers.iter().map(String::as_str).collect();
+        let answer = server.ask("POST", CHAT, &headers, &body);
+        assert_eq!(answer.status, status, "{origin}: {answer:?}");
+        if status == 403 {
+            assert!(answer.json()["error"]["message"].as_str().unwrap().contains("--allowed-origins"));
+        }
+    }
+    let open = Server::start(model.path(), &["--allowed-origins", "*"]);
+    assert_eq!(open.ask("POST", CHAT, &["origin: https://any.example"], &body).status, 200);
+}
+
+#[test]
 fn anthropics_protocol() {
     let model = Model::script(&[b"Hel", b"lo"], Then::End);
     let server = Server::start(model.path(), &[]);
@@ -297,6 +325,15 @@ fn anthropics_protocol() {
     assert_eq!(names[names.len() - 3..], ["content_block_stop", "message_delta", "message_stop"]);
     let error = server.post("/v1/messages", &with(body, "max_tokens", Value::Null));
     assert_eq!((error.status, error.json()["error"]["type"].as_str()), (400, Some("invalid_request_error")));
+    assert!(error.head.contains("\r\nrequest-id: "));
+    for (method, path, headers, status) in [
+        ("POST", "/v1/messages/none", &[][..], 404),
+        ("GET", "/v1/messages", &[], 405),
+        ("POST", "/v1/messages", &["host: evil.example"], 403),
+    ] {
+        let error = server.ask(method, path, headers, "{}");
+        assert_eq!((error.status, &error.json()["type"]), (status, &json!("error")), "{error:?}");
+    }
 }
 
 #[test]

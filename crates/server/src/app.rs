@@ -14,7 +14,7 @@ use crate::worker::Worker;
 use crate::{adapters, anthropic, openai, text};
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, State};
-use axum::http::{StatusCode, header};
+use axum::http::{StatusCode, Uri, header};
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use lmx::adapter::Adapter;
@@ -69,9 +69,11 @@ impl App {
     /// The paths.
     pub(crate) fn router(self: Arc<Self>) -> Router {
         openapi::router(&routes())
-            .fallback(|| async { ApiError::new(StatusCode::NOT_FOUND, "there is no such path") })
-            .method_not_allowed_fallback(|| async {
-                ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this path does not take this method")
+            .fallback(|uri: Uri| async move {
+                ApiError::new(StatusCode::NOT_FOUND, "there is no such path").at(&uri)
+            })
+            .method_not_allowed_fallback(|uri: Uri| async move {
+                ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this path does not take this method").at(&uri)
             })
             // The body is there already, and is not too long.
             .layer(DefaultBodyLimit::disable())

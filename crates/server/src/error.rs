@@ -1,7 +1,7 @@
 //! What is wrong with a request, and how each protocol says so.
 
 use axum::Json;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use lmx::engine::RequestError;
 use serde_json::{Value, json};
@@ -129,6 +129,11 @@ impl ApiError {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         response
+    }
+
+    /// The response at a path: Anthropic's are known by their beginning.
+    pub(crate) fn at(self, uri: &Uri) -> Response {
+        if uri.path().starts_with("/v1/messages") { self.into_anthropic() } else { self.into_response() }
     }
 
     /// The response of Anthropic's endpoints.

@@ -1,8 +1,8 @@
 //! What every request passes first: who may ask, from which page, and how often.
 
+use crate::answering::Answering;
 use crate::app::App;
 use crate::error::ApiError;
-use crate::metrics::Answered;
 use crate::options::{Limits, ServerOptions};
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
@@ -91,15 +91,39 @@ impl Guard {
     /// Refuses a host that is not this server: a page that had its own name point here would speak to it.
     fn host(&self, request: &Request) -> Result<(), ApiError> {
         let Some(allowed) = &self.hosts else { return Ok(()) };
-        let given = request.headers().get(header::HOST).and_then(|value| value.to_str().ok());
-        let given = given.or_else(|| request.uri().authority().map(|authority| authority.as_str()));
-        let Some(given) = given else { return Ok(()) };
+        let Some(given) = host(request) else { return Ok(()) };
         let name = host_name(given);
         if is_loopback(name) || allowed.iter().any(|host| host.eq_ignore_ascii_case(name)) {
             return Ok(());
         }
         let message = format!("the host {name:?} is not this server (--allowed-hosts)");
         Err(ApiError::new(StatusCode::FORBIDDEN, message))
+    }
+
+    /// Refuses pages of other origins: browsers send some requests for them without asking first, and only keep the answer
+    /// from them.
+    fn page(&self, request: &Request) -> Result<(), ApiError> {
+        let Some(origin) = request.headers().get(header::ORIGIN) else { return Ok(()) };
+        let own = |origin: &HeaderValue| {
+            let (_, authority) = origin.to_str().ok()?.split_once("://")?;
+            host(request).filter(|host| host.eq_ignore_ascii_case(authority))
+        };
+        if own(origin).is_some() || self.origin(Some(origin)).is_some() {
+            return Ok(());
+        }
+        let message = format!("pages of {origin:?} may not use this server (--allowed-origins)");
+        Err(ApiError::new(StatusCode::FORBIDDEN, message))
+    }
+
+    /// Whether a request for `path` is let in; the index of its key.
+    fn admit(&self, request: &Request, path: &str) -> Result<usize, ApiError> {
+        self.host(request)?;
+        self.page(request)?;
+        if OPEN.contains(&path) {
+            return Ok(0);
+        }
+        let key = self.key(request.headers())?;
+        self.count(key).map(|()| key)
     }
 
     /// The value of `access-control-allow-origin` for a page of `origin`.
@@ -111,6 +135,12 @@ impl Guard {
         let text = origin.to_str().ok()?;
         self.origins.iter().any(|allowed| allowed.eq_ignore_ascii_case(text)).then(|| origin.clone())
     }
+}
+
+/// The server's name and port, as the client has them.
+fn host(request: &Request) -> Option<&str> {
+    let given = request.headers().get(header::HOST).and_then(|value| value.to_str().ok());
+    given.or_else(|| request.uri().authority().map(|authority| authority.as_str()))
 }
 
 /// The name of `name:port` or `[name]:port`.
@@ -144,29 +174,21 @@ pub(crate) async fn check(State(app): State<Arc<App>>, mut request: Request, nex
         .extensions()
         .get::<MatchedPath>()
         .map_or_else(|| "other".to_owned(), |p| p.as_str().to_owned());
-    let origin = request.headers().get(header::ORIGIN).cloned();
-    let allowed = guard.origin(origin.as_ref());
-    let started = Instant::now();
-    let method = request.method().clone();
-    let mut response = if let Err(error) = guard.host(&request) {
-        error.into_response()
-    } else if method == Method::OPTIONS {
-        StatusCode::NO_CONTENT.into_response()
+    let allowed = guard.origin(request.headers().get(header::ORIGIN));
+    let (method, uri) = (request.method().clone(), request.uri().clone());
+    let answering = Answering::new(&app.metrics, id.clone(), method.clone(), path.clone());
+    let mut response = if method == Method::OPTIONS {
+        guard.host(&request).map_or_else(|error| error.at(&uri), |()| StatusCode::NO_CONTENT.into_response())
     } else {
-        let open = OPEN.contains(&path.as_str());
-        let counted = |key| guard.count(key).map(|()| key);
-        let key = if open { Ok(0) } else { guard.key(request.headers()).and_then(counted) };
-        match key {
+        match guard.admit(&request, &path) {
             Ok(key) => {
                 request.extensions_mut().insert(Caller(key));
                 match with_body(request, &app.options.limits).await {
                     Ok(request) => next.run(request).await,
-                    Err(error) if path.starts_with("/v1/messages") => error.into_anthropic(),
-                    Err(error) => error.into_response(),
+                    Err(error) => error.at(&uri),
                 }
             }
-            Err(error) if path.starts_with("/v1/messages") => error.into_anthropic(),
-            Err(error) => error.into_response(),
+            Err(error) => error.at(&uri),
         }
     };
     let headers = response.headers_mut();
@@ -176,18 +198,10 @@ pub(crate) async fn check(State(app): State<Arc<App>>, mut request: Request, nex
         headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static("*, authorization"));
         headers.append(header::VARY, HeaderValue::from_static("origin"));
     }
-    headers.insert("x-request-id", id.clone());
-    let status = response.status().as_u16();
-    app.metrics.answered.get_or_create(&Answered { path: path.clone(), status }).inc();
-    tracing::info!(
-        id = id.to_str().unwrap_or_default(),
-        %method,
-        path,
-        status,
-        ms = started.elapsed().as_millis() as u64,
-        "answered"
-    );
-    response
+    // By the names that clients of OpenAI and of Anthropic look for.
+    headers.insert("request-id", id.clone());
+    headers.insert("x-request-id", id);
+    answering.with(response)
 }
 
 /// The same request with all of its body, which must come in time and not be too long.

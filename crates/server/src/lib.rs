@@ -5,6 +5,7 @@
 //! writes the reply's parts (`reply`) as JSON or as server-sent events (`stream`, `sse`).
 
 mod adapters;
+mod answering;
 mod anthropic;
 mod app;
 mod blocks;

@@ -68,6 +68,12 @@ pub(crate) async fn respond<P: Protocol>(
     Ok(response)
 }
 
+/// Ends a stream that has begun; its code was sent, so the log alone can tell that it was not the last word.
+async fn fail<P: Protocol>(events: &Events, protocol: &mut P, error: ApiError) -> Result<(), Gone> {
+    tracing::warn!(status = error.status.as_u16(), "a stream failed: {}", error.message);
+    protocol.error(events, error).await
+}
+
 async fn write<P: Protocol>(
     events: &Events,
     running: &mut Running,
@@ -85,8 +91,8 @@ async fn write<P: Protocol>(
             Some(Ok((index, Update::Prompt(tokens)))) => protocol.prompt(events, index, tokens).await?,
             // Only embeddings ask for it.
             Some(Ok((_, Update::Embedding(_)))) => {}
-            Some(Ok((_, Update::Failed(error)))) => return protocol.error(events, error.into()).await,
-            Some(Err(error)) => return protocol.error(events, error).await,
+            Some(Ok((_, Update::Failed(error)))) => return fail(events, protocol, error.into()).await,
+            Some(Err(error)) => return fail(events, protocol, error).await,
             None => {}
         }
         next = loop {

@@ -165,13 +165,13 @@ struct LimitArgs {
     #[arg(long, value_name = "N", default_value = "8192", value_parser = positive)]
     max_connections: NonZeroUsize,
     /// Seconds that a client may take to send a request
-    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = some_seconds)]
     read_timeout: Duration,
     /// Seconds without a token, with requests in flight, after which /health says 503
-    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = some_seconds)]
     generation_stall_timeout: Duration,
     /// Seconds after which a silent stream gets a comment
-    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = some_seconds)]
     keep_alive: Duration,
     /// Seconds that running replies may take when the server is stopped
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
@@ -181,6 +181,13 @@ struct LimitArgs {
 fn seconds(word: &str) -> Result<Duration, String> {
     let seconds: f64 = word.parse().map_err(|_| "expected a number of seconds".to_owned())?;
     Duration::try_from_secs_f64(seconds).map_err(|_| "expected a number of seconds".to_owned())
+}
+
+/// A length of time that is not 0.
+fn some_seconds(word: &str) -> Result<Duration, String> {
+    seconds(word).and_then(|time| {
+        if time.is_zero() { Err("expected a number of seconds above 0".to_owned()) } else { Ok(time) }
+    })
 }
 
 /// What `lmx server` is to do.
