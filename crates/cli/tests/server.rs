@@ -303,6 +303,59 @@ fn pages_of_others_are_refused() {
 }
 
 #[test]
+fn a_request_may_have_more_prompts_than_there_are_places() {
+    let model = Model::random();
+    let server = Server::start(model.path(), &["--max-queue", "2"]);
+    let prompts: Vec<String> = (0..7).map(|n| format!("prompt {n}")).collect();
+    let body = json!({"prompt": prompts, "n": 2, "max_tokens": 5, "temperature": 1, "seed": 3});
+    let together = server.post(TEXT, &body).json();
+    let alone: Vec<Value> = prompts
+        .iter()
+        .flat_map(|prompt| {
+            server.post(TEXT, &with(body.clone(), "prompt", json!(prompt))).json()["choices"]
+                .as_array()
+                .unwrap()
+                .clone()
+        })
+        .collect();
+    let texts = |choices: &[Value]| choices.iter().map(|choice| choice["text"].clone()).collect::<Vec<_>>();
+    assert_eq!(texts(together["choices"].as_array().unwrap()), texts(&alone));
+    let vectors = server.post("/v1/embeddings", &json!({"input": prompts})).json();
+    assert_eq!(vectors["data"].as_array().unwrap().len(), prompts.len());
+    let streamed = server.post(TEXT, &with(body, "stream", true.into()));
+    assert_eq!(joined(&streamed).1.len(), 14);
+    server.await_metric("lmx_requests_in_flight", 0.0);
+    assert_eq!(server.metric("lmx_requests_refused_total"), 0.0);
+}
+
+#[test]
+fn prompts_that_are_much_too_long_are_refused_by_how_they_begin() {
+    let model = Model::script(&[b"a"], Then::End);
+    model.edit("config.json", |config| config["max_position_embeddings"] = 64.into());
+    let server = Server::start(model.path(), &[]);
+    for (letters, says) in [(100, "the model's context of 64"), (100_000, "more than 128 tokens")] {
+        let text = "x".repeat(letters);
+        for (path, body, param) in [
+            (CHAT, ask(&text), "messages"),
+            (TEXT, json!({"prompt": ["a", text]}), "prompt"),
+            ("/v1/responses", json!({"input": text}), "input"),
+            ("/v1/embeddings", json!({"input": text}), "input"),
+        ] {
+            let answer = server.post(path, &body);
+            let error = &answer.json()["error"];
+            assert_eq!(
+                (answer.status, &error["param"], &error["code"]),
+                (400, &json!(param), &json!("context_length_exceeded")),
+                "{path}: {error}"
+            );
+            assert!(error["message"].as_str().unwrap().contains(says), "{path}: {error}");
+        }
+    }
+    let long = "x".repeat(100_000);
+    assert_eq!(server.post("/tokenize", &json!({"content": long})).json()["count"], 100_000);
+}
+
+#[test]
 fn anthropics_protocol() {
     let model = Model::script(&[b"Hel", b"lo"], Then::End);
     let server = Server::start(model.path(), &[]);
@@ -346,6 +399,19 @@ fn tokens_and_templates_can_be_asked_for() {
     let prompt =
         server.post("/apply-template", &json!({"messages": [{"role": "user", "content": "x"}]})).json();
     assert_eq!(prompt["prompt"], "<|user|>x<|end|>\n<|assistant|>");
+    let like_a_chat = json!({"messages": [
+        {"role": "developer", "content": [{"type": "text", "text": "x"}]}, {"role": "user", "content": "y", "name": null}]});
+    let prompt = server.post("/apply-template", &like_a_chat).json();
+    assert_eq!(prompt["prompt"], "<|system|>x<|end|>\n<|user|>y<|end|>\n<|assistant|>");
+    for (field, value, param) in [
+        ("messages", json!([]), "messages"),
+        ("messages", json!([{"role": "wizard", "content": "x"}]), "messages[0].role"),
+        ("messages", json!([{"role": "user", "content": null}]), "messages[0].content"),
+        ("tools", json!([5]), "tools[0].function.name"),
+    ] {
+        let answer = server.post("/apply-template", &with(like_a_chat.clone(), field, value));
+        assert_eq!((answer.status, answer.json()["error"]["param"].as_str()), (400, Some(param)));
+    }
     assert_eq!(server.post("/detokenize", &json!({"tokens": [99_999]})).status, 400);
 }
 

@@ -21,6 +21,9 @@ use lmx::adapter::Adapter;
 use lmx::engine::Request;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::sync::Semaphore;
+use tokio::task::block_in_place;
 
 /// What all handlers share.
 pub(crate) struct App {
@@ -29,7 +32,12 @@ pub(crate) struct App {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) guard: guard::Guard,
     pub(crate) responses: Store,
+    /// Whose turn it is to have a long body worked on.
+    long: Semaphore,
 }
+
+/// Bytes of a body that is long: what is made of it may take seconds.
+const LONG: usize = 64 << 10;
 
 impl App {
     /// Serves the models `names`, each with what the loader knows it by; the first is the default.
@@ -46,7 +54,18 @@ impl App {
         let guard = guard::Guard::new(&options);
         let responses = Store::new(options.limits.stored_responses, options.limits.stored_bytes);
         let models = Models::new(names, &options, loader, worker, Arc::clone(&metrics));
-        Ok(Arc::new(Self { models, options, metrics, guard, responses }))
+        let long = Semaphore::new(1);
+        Ok(Arc::new(Self { models, options, metrics, guard, responses, long }))
+    }
+
+    /// Makes something of a body. Long ones come one after the other, beside the threads that answer everybody else.
+    pub(crate) async fn work<T>(&self, body: &[u8], work: impl FnOnce() -> T) -> T {
+        if body.len() < LONG {
+            return work();
+        }
+        // Never closed.
+        let _turn = self.long.acquire().await;
+        aside(work)
     }
 
     /// Begins replies: for each prompt the requests for its replies.
@@ -79,6 +98,15 @@ impl App {
             .layer(DefaultBodyLimit::disable())
             .layer(middleware::from_fn_with_state(Arc::clone(&self), guard::check))
             .with_state(self)
+    }
+}
+
+/// Does what takes long so that this thread's other work goes on elsewhere.
+pub(crate) fn aside<T>(work: impl FnOnce() -> T) -> T {
+    match Handle::current().runtime_flavor() {
+        RuntimeFlavor::MultiThread => block_in_place(work),
+        // It has no other thread.
+        _ => work(),
     }
 }
 

@@ -1,6 +1,7 @@
 //! A loaded model.
 
 use crate::adapters;
+use crate::app::aside;
 use crate::error::{ApiError, ApiResult};
 use crate::worker::{EngineHandle, Worker};
 use lmx::adapter::Adapter;
@@ -139,7 +140,9 @@ impl Model {
         let grammars =
             self.grammars.get_or_init(|| (self.make_grammars)().map_err(|error| error.to_string()));
         let grammars = grammars.as_ref().map_err(|error| ApiError::field(field, error.clone()))?;
-        grammars.compile(form).map_err(|error| ApiError::field(field, format!("{field}: {error}")))
+        // A short form may be much work, too.
+        let compiled = aside(|| grammars.compile(form));
+        compiled.map_err(|error| ApiError::field(field, format!("{field}: {error}")))
     }
 
     /// A conversation as the model sees it. Texts of control tokens in its messages stay text.
@@ -147,12 +150,44 @@ impl Model {
         let template = self.template.as_ref().map_err(|error| {
             ApiError::bad(format!("{} cannot chat: {error}; /v1/completions takes plain text", self.name))
         })?;
+        let contents = messages.iter().filter_map(|message| message["content"].as_str());
+        self.check_length("messages", contents)?;
         let rendered = self.tokenizer.encode_chat(template, messages, options, SpecialContent::Plain);
-        rendered.map_err(|error| ApiError::field("messages", format!("messages: {error}")))
+        let rendered = rendered.map_err(|error| ApiError::field("messages", format!("messages: {error}")))?;
+        if rendered.system_dropped {
+            tracing::warn!(model = self.name, "the chat template leaves out the system message");
+        }
+        Ok(rendered)
+    }
+
+    /// Refuses texts that are much too long for the model by how they begin: reading all of them could take minutes.
+    fn check_length<'a>(&self, field: &str, texts: impl Iterator<Item = &'a str> + Clone) -> ApiResult<()> {
+        /// More bytes than a token of any usual text has.
+        const TOKEN_BYTES: usize = 16;
+        let mut room = self.context_length.saturating_mul(TOKEN_BYTES);
+        if texts.clone().map(str::len).sum::<usize>() <= room {
+            return Ok(());
+        }
+        let mut tokens = 0;
+        for text in texts {
+            let head = text.split_at(text.floor_char_boundary(room)).0;
+            // What cannot be encoded is told of later.
+            tokens += self.tokenizer.encode(head, false).map_or(0, |ids| ids.len());
+            room -= head.len();
+        }
+        // Twice as many, so that it does not matter where the text was cut.
+        let most = self.context_length.saturating_mul(2);
+        if tokens <= most {
+            return Ok(());
+        }
+        let message =
+            format!("the prompt has more than {most} tokens; the model's context is {}", self.context_length);
+        Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::field(field, message) })
     }
 
     /// Plain text as the model sees it.
     pub(crate) fn encode(&self, text: &str) -> ApiResult<Vec<u32>> {
+        self.check_length("prompt", std::iter::once(text))?;
         let encoded = self.tokenizer.encode(text, true);
         encoded.map_err(|error| ApiError::field("prompt", format!("prompt: {error}")))
     }

@@ -5,6 +5,7 @@ use crate::metrics::Metrics;
 use crate::model::Model;
 use crate::worker::{Listener, Ticket, Worker};
 use lmx::engine::{Request, Stats, Update};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
@@ -13,16 +14,22 @@ pub(crate) struct Running {
     model: Arc<Model>,
     worker: Worker,
     metrics: Arc<Metrics>,
-    tickets: Vec<Ticket>,
+    /// Replies that wait or run at most, those of all clients.
+    most: usize,
+    /// By index.
+    tickets: HashMap<usize, Ticket>,
     updates: mpsc::UnboundedReceiver<(usize, ApiResult<Update>)>,
     listener: Listener,
     /// Requests for more replies to the same prompt, each with its index: they begin when the first one has run it.
     held_back: Vec<(usize, Request)>,
+    /// Requests that begin when there is room for them.
+    waiting: VecDeque<(usize, Request)>,
     open: usize,
 }
 
 impl Running {
-    /// Begins `requests`: for each prompt the requests for its replies.
+    /// Begins `requests`: for each prompt the requests for its replies. Those for which there is no room beside others
+    /// begin later.
     ///
     /// # Errors
     /// 429 if `most` wait or run already, 503 if the server is stopping.
@@ -38,29 +45,42 @@ impl Running {
             model,
             worker: worker.clone(),
             metrics: Arc::clone(metrics),
-            tickets: Vec::new(),
+            most,
+            tickets: HashMap::new(),
             updates,
             listener,
             held_back: Vec::new(),
+            waiting: VecDeque::new(),
             open: prompts.iter().map(Vec::len).sum(),
         };
         let mut index = 0;
         for requests in prompts {
             for (nth, request) in requests.into_iter().enumerate() {
-                if nth == 0 {
-                    running.submit(index, request, most)?;
-                } else {
-                    running.held_back.push((index, request));
+                match nth {
+                    0 => running.waiting.push_back((index, request)),
+                    _ => running.held_back.push((index, request)),
                 }
                 index += 1;
             }
         }
+        running.submit(most)?;
+        running.fill()?;
         Ok(running)
     }
 
-    fn submit(&mut self, index: usize, request: Request, most: usize) -> ApiResult<()> {
+    /// Begins the next request, unless `most` wait or run.
+    fn submit(&mut self, most: usize) -> ApiResult<()> {
+        let Some((index, request)) = self.waiting.pop_front() else { return Ok(()) };
         let listener = (index, self.listener.clone());
-        self.tickets.push(self.worker.submit(&self.model.engine, request, listener, most)?);
+        self.tickets.insert(index, self.worker.submit(&self.model.engine, request, listener, most)?);
+        Ok(())
+    }
+
+    /// Begins as many requests as there is room for.
+    fn fill(&mut self) -> ApiResult<()> {
+        while !self.waiting.is_empty() && self.worker.in_flight() < self.most {
+            self.submit(usize::MAX)?;
+        }
         Ok(())
     }
 
@@ -76,12 +96,17 @@ impl Running {
             None => return Some(Err(self.end(ApiError::unavailable("the server is stopping")))),
         };
         if let Update::Token(event) = &update {
-            if let Err(error) = self.release(index) {
-                return Some(Err(self.end(error)));
-            }
+            self.release(index);
+            let mut begun = self.fill();
             if event.finish.is_some() {
                 self.open -= 1;
                 self.count(&event.stats);
+                // Its place goes to the next one, however many others wait.
+                self.tickets.remove(&index);
+                begun = begun.and_then(|()| self.submit(usize::MAX));
+            }
+            if let Err(error) = begun {
+                return Some(Err(self.end(error)));
             }
         }
         Some(Ok((index, update)))
@@ -93,15 +118,13 @@ impl Running {
         error
     }
 
-    /// Begins the further replies to the prompt that reply `first` has run.
-    fn release(&mut self, first: usize) -> ApiResult<()> {
+    /// Lets the further replies to the prompt begin that reply `first` has run.
+    fn release(&mut self, first: usize) {
         let mut next = first + 1;
         while let Some(at) = self.held_back.iter().position(|&(index, _)| index == next) {
-            let (index, request) = self.held_back.swap_remove(at);
-            self.submit(index, request, usize::MAX)?;
+            self.waiting.push_back(self.held_back.swap_remove(at));
             next += 1;
         }
-        Ok(())
     }
 
     fn count(&self, stats: &Stats) {

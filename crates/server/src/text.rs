@@ -3,6 +3,7 @@
 use crate::app::App;
 use crate::body;
 use crate::error::{ApiError, ApiResult};
+use crate::openai::{messages, tools};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -28,7 +29,8 @@ pub(crate) struct Tokenize {
 pub(crate) async fn tokenize(State(app): State<Arc<App>>, bytes: Bytes) -> ApiResult<Json<Value>> {
     let body: Tokenize = body::parse(&bytes)?;
     let model = app.models.get(body.model.as_deref()).await?;
-    let encoded = model.tokenizer.encode(&body.content, body.add_special.unwrap_or(true));
+    let encode = || model.tokenizer.encode(&body.content, body.add_special.unwrap_or(true));
+    let encoded = app.work(&bytes, encode).await;
     let ids = encoded.map_err(|error| ApiError::field("content", format!("content: {error}")))?;
     let piece = |id: u32| {
         let bytes = model.tokenizer.token_bytes(id).unwrap_or_default();
@@ -57,10 +59,11 @@ pub(crate) async fn detokenize(State(app): State<Arc<App>>, bytes: Bytes) -> Api
         let message = format!("tokens[{index}] is outside the vocabulary of {}", model.vocab);
         return Err(ApiError::field("tokens", message));
     }
-    Ok(Json(json!({"content": model.tokenizer.decode(&body.tokens)})))
+    let content = app.work(&bytes, || model.tokenizer.decode(&body.tokens)).await;
+    Ok(Json(json!({"content": content})))
 }
 
-/// The body of `/apply-template`.
+/// The body of `/apply-template`: messages and tools are those of a chat.
 #[derive(Deserialize, ToSchema)]
 pub(crate) struct ApplyTemplate {
     model: Option<String>,
@@ -80,12 +83,14 @@ pub(crate) async fn apply_template(State(app): State<Arc<App>>, bytes: Bytes) ->
     let model = app.models.get(body.model.as_deref()).await?;
     let mut variables = app.options.defaults.template.clone();
     variables.extend(body.chat_template_kwargs.unwrap_or_default());
+    let tools = tools::normalize(body.tools.unwrap_or_default())?;
     let options = RenderOptions {
         add_generation_prompt: body.add_generation_prompt.unwrap_or(true),
-        tools: body.tools,
+        tools: Some(tools).filter(|tools| !tools.is_empty()),
         variables,
         ..RenderOptions::default()
     };
-    let prompt = model.render(&body.messages, &options)?;
+    let messages = messages::normalize(body.messages, app.options.limits.messages)?;
+    let prompt = app.work(&bytes, || model.render(&messages, &options)).await?;
     Ok(Json(json!({"prompt": prompt.text, "tokens": prompt.ids, "count": prompt.ids.len()})))
 }

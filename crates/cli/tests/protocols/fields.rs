@@ -102,3 +102,23 @@ fn gaps_are_filled_by_models_that_can() {
         assert_eq!(server.post(TEXT, &echo).json()["error"]["param"], "suffix");
     }
 }
+
+#[test]
+fn null_is_absent_in_tools_too() {
+    let model = Model::script(&[b"x"], Then::End);
+    let server = Server::start(model.path(), &[]);
+    let function = json!({"name": "f", "description": null, "parameters": null, "strict": null});
+    let tools = json!([{"type": null, "function": function}]);
+    let body = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "tools": tools});
+    assert_eq!(server.post("/v1/chat/completions", &body).status, 200);
+    for (tool, param) in [
+        (json!({"name": "f"}), "tools[0].input_schema"),
+        (json!({"name": "f", "input_schema": 5}), "tools[0].input_schema"),
+        (json!({"name": "", "input_schema": {}}), "tools[0].name"),
+    ] {
+        let body = json!({"messages": body["messages"], "max_tokens": 9, "tools": [tool]});
+        let answer = server.post("/v1/messages", &body);
+        let message = answer.json()["error"]["message"].clone();
+        assert!(answer.status == 400 && message.as_str().unwrap().starts_with(param), "{message}");
+    }
+}

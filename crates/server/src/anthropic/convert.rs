@@ -53,6 +53,9 @@ pub(crate) fn messages(system: Option<&Value>, messages: &[Value]) -> ApiResult<
 
 /// A user's message: its tools' results come first, each a message of its own.
 fn user(at: &str, content: &Value, out: &mut Vec<Value>) -> ApiResult<()> {
+    if content.is_null() || content.as_array().is_some_and(Vec::is_empty) {
+        return refused(format!("{at}.content"), "is required: a text, or at least one block");
+    }
     let Value::Array(blocks) = content else {
         out.push(json!({"role": "user", "content": texts(&format!("{at}.content"), content)?}));
         return Ok(());
@@ -139,9 +142,12 @@ pub(crate) fn tools(tools: &[Value]) -> ApiResult<Vec<Value>> {
                 "must be custom: the server has no tools of its own",
             );
         }
-        let Some(name) = tool["name"].as_str() else {
+        let Some(name) = tool["name"].as_str().filter(|name| !name.is_empty()) else {
             return refused(format!("tools[{index}].name"), "is required");
         };
+        if !tool["input_schema"].is_object() {
+            return refused(format!("tools[{index}].input_schema"), "is required, and is a JSON schema");
+        }
         let mut function = json!({"name": name, "parameters": tool["input_schema"]});
         if !tool["description"].is_null() {
             function["description"] = tool["description"].clone();
@@ -202,13 +208,23 @@ mod tests {
     fn what_is_wrong_is_named() {
         let param = |message: Value| messages(None, &[message]).unwrap_err().param.unwrap();
         assert_eq!(param(json!({"role": "tool", "content": "x"})), "messages[0].role");
-        assert_eq!(param(json!({"role": "user", "content": 1})), "messages[0].content");
+        for content in [json!(1), json!(null), json!([])] {
+            assert_eq!(param(json!({"role": "user", "content": content})), "messages[0].content");
+        }
         let image = json!({"role": "user", "content": [{"type": "image"}]});
         assert_eq!(param(image), "messages[0].content[0].type");
         assert_eq!(
             tools(&[json!({"type": "web_search_20250305", "name": "x"})]).unwrap_err().param.unwrap(),
             "tools[0].type"
         );
+        for (tool, field) in [
+            (json!({"input_schema": {}}), "name"),
+            (json!({"name": "", "input_schema": {}}), "name"),
+            (json!({"name": "f"}), "input_schema"),
+            (json!({"name": "f", "input_schema": 5}), "input_schema"),
+        ] {
+            assert_eq!(tools(&[tool]).unwrap_err().param.unwrap(), format!("tools[0].{field}"));
+        }
         assert!(choice(Some(&json!({"type": "any"})), &[]).is_err());
         let tools = tools(&[json!({"name": "f", "input_schema": {}})]).unwrap();
         let named = json!({"type": "tool", "name": "f", "disable_parallel_tool_use": true});

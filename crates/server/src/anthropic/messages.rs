@@ -74,7 +74,7 @@ pub(crate) async fn count(State(app): State<Arc<App>>, bytes: Bytes) -> Response
     let count = async {
         let body: Body = body::parse(&bytes)?;
         let model = app.models.get(body.model.as_deref()).await?;
-        let (ask, _) = prepare(&app, model, body)?;
+        let (ask, _) = app.work(&bytes, || prepare(&app, model, body)).await?;
         Ok::<_, ApiError>(Json(json!({"input_tokens": ask.prompt_tokens})))
     };
     match count.await {
@@ -90,7 +90,7 @@ async fn try_answer(app: &Arc<App>, bytes: &[u8]) -> ApiResult<Response> {
         return Err(ApiError::field("max_tokens", "max_tokens is required"));
     }
     let stream = body.stream.unwrap_or(false);
-    let (ask, request) = prepare(app, model, body)?;
+    let (ask, request) = app.work(bytes, || prepare(app, model, body)).await?;
     let mut running = app.begin(&ask.model, vec![vec![request]])?;
     if stream {
         let events = Written { id: new_id("msg_"), blocks: Blocks::new(&ask.shape), ask };

@@ -94,7 +94,7 @@ pub(crate) async fn answer(State(app): State<Arc<App>>, bytes: Bytes) -> ApiResu
     if options.is_some() && !stream {
         return Err(ApiError::field("stream_options", "stream_options needs stream"));
     }
-    let (ask, requests) = prepare(&app, model, body, &sampling)?;
+    let (ask, requests) = app.work(&bytes, || prepare(&app, model, body, &sampling)).await?;
     let running = app.begin(&ask.model, vec![requests])?;
     if stream {
         let usage = options.and_then(|options| options.include_usage).unwrap_or(false);
@@ -128,8 +128,7 @@ fn prepare(app: &App, model: Arc<Model>, body: Body, sampling: &Sampling) -> Api
         }
         Some(top) => in_range("top_logprobs", top, 0, 20)? as usize,
     };
-    let mut tools = body.tools.unwrap_or_default();
-    tools::check(&tools)?;
+    let mut tools = tools::normalize(body.tools.unwrap_or_default())?;
     let choice = tools::choose(body.tool_choice.as_ref(), &mut tools)?;
     let conversation = Conversation {
         messages: messages::normalize(body.messages, app.options.limits.messages)?,

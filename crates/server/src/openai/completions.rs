@@ -98,7 +98,7 @@ pub(crate) async fn answer(State(app): State<Arc<App>>, bytes: Bytes) -> ApiResu
     if body.stream_options.is_some() && !stream {
         return Err(ApiError::field("stream_options", "stream_options needs stream"));
     }
-    let (ask, requests) = prepare(&app, model, body, sampling, stream)?;
+    let (ask, requests) = app.work(&bytes, || prepare(&app, model, body, sampling, stream)).await?;
     let running = app.begin(&ask.model, requests)?;
     if stream {
         let usage = usage.unwrap_or(false);

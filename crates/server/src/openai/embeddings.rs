@@ -64,7 +64,9 @@ pub(crate) async fn answer(State(app): State<Arc<App>>, bytes: Bytes) -> ApiResu
     };
     let inputs = match body.input {
         Input::Text(texts) => {
-            texts.into_vec().iter().map(|text| model.encode(text)).collect::<ApiResult<Vec<_>>>()?
+            let encode = || texts.into_vec().iter().map(|text| model.encode(text)).collect::<ApiResult<_>>();
+            let encoded: ApiResult<Vec<Vec<u32>>> = app.work(&bytes, encode).await;
+            encoded.map_err(|error| error.renamed("prompt", "input"))?
         }
         Input::Tokens(tokens) => vec![tokens],
         Input::Lists(lists) => lists,

@@ -80,6 +80,21 @@ pub(crate) fn choose(value: Option<&Value>, tools: &mut Vec<Value>) -> ApiResult
     }
 }
 
+/// `tools`, in which null counts as absent, checked.
+pub(crate) fn normalize(mut tools: Vec<Value>) -> ApiResult<Vec<Value>> {
+    let drop_nulls = |object: &mut Value| {
+        if let Value::Object(map) = object {
+            map.retain(|_, value| !value.is_null());
+        }
+    };
+    for tool in &mut tools {
+        drop_nulls(tool);
+        tool.get_mut("function").map(drop_nulls);
+    }
+    check(&tools)?;
+    Ok(tools)
+}
+
 /// Checks `tools`: functions with names.
 pub(crate) fn check(tools: &[Value]) -> ApiResult<()> {
     if tools.len() > TOOLS_MAX {
@@ -236,6 +251,9 @@ mod tests {
     fn tools_are_functions() {
         let param = |tool: Value| check(&[tool]).unwrap_err().param.unwrap();
         assert!(check(&[json!({"type": "function", "function": {"name": "f", "parameters": {}}})]).is_ok());
+        let nulls = json!([{"type": null, "function": {"name": "f", "parameters": null, "strict": null}}]);
+        let Value::Array(nulls) = nulls else { panic!("a list") };
+        assert_eq!(normalize(nulls).unwrap(), [json!({"function": {"name": "f"}})]);
         assert_eq!(param(json!({"type": "web_search"})), "tools[0].type");
         assert_eq!(param(json!({"type": "function"})), "tools[0].function.name");
         assert_eq!(

@@ -60,7 +60,7 @@ pub(crate) async fn answer(
     let stream = body.stream()?;
     let model = app.models.get(body.model()).await?;
     sampling.load(&app, &model).await?;
-    let (ask, request) = body.prepare(&app, model, owner, &sampling)?;
+    let (ask, request) = app.work(&bytes, || body.prepare(&app, model, owner, &sampling)).await?;
     let mut running = app.begin(&ask.model, vec![vec![request]])?;
     let mut written = Written::new(Arc::clone(&app), ask);
     if stream {
@@ -82,7 +82,7 @@ pub(crate) async fn count(
     let (body, mut sampling): (Body, Sampling) = body::parse_both(&bytes)?;
     let model = app.models.get(body.model()).await?;
     sampling.load(&app, &model).await?;
-    let (_, request) = body.prepare(&app, model, owner, &sampling)?;
+    let (_, request) = app.work(&bytes, || body.prepare(&app, model, owner, &sampling)).await?;
     Ok(Json(json!({"object": "response.input_tokens", "input_tokens": request.tokens.len()})))
 }
 
