@@ -33,7 +33,8 @@ impl Conversation {
         let mut variables = app.options.defaults.template.clone();
         variables.append(&mut self.variables);
         if let Some((field, effort)) = &self.effort {
-            think(model, field, effort, &mut variables)?;
+            let never = think(model, field, effort, &mut variables)?;
+            self.budget = if never { Some(0) } else { self.budget };
         }
         if self.form.is_some() {
             // A form is one of the whole reply.
@@ -46,18 +47,36 @@ impl Conversation {
         let options =
             RenderOptions { add_generation_prompt: true, tools, variables, ..RenderOptions::default() };
         let prompt = model.render(&self.messages, &options)?;
-        let shape = Shape::new(model, &prompt.text, self.tooling, self.form, self.budget)?;
+        let shape = Shape::new(model, &prompt.ids, self.tooling, self.form, self.budget)?;
         Ok((prompt.ids, shape))
     }
 }
 
-/// What `effort`, the value of `field`, comes to: variables for the template.
-fn think(model: &Model, field: &str, effort: &str, variables: &mut Map<String, Value>) -> ApiResult<()> {
+/// The text of the model's template.
+fn template(model: &Model) -> &str {
+    model.template.as_ref().ok().and_then(|template| template.source(false)).unwrap_or_default()
+}
+
+/// Whether the model's template takes words for how much to think.
+pub(crate) fn reads_effort(model: &Model) -> bool {
+    template(model).contains("reasoning_effort")
+}
+
+/// What `effort`, the value of `field`, comes to: variables for the template, and whether thoughts must be kept from the model
+/// because its template cannot turn them off.
+fn think(model: &Model, field: &str, effort: &str, variables: &mut Map<String, Value>) -> ApiResult<bool> {
     let thinks = model.tokenizer.thinking_markers().is_some();
-    let source = model.template.as_ref().ok().and_then(|template| template.source(false)).unwrap_or_default();
     match effort {
-        "none" => drop(variables.insert("enable_thinking".to_owned(), false.into())),
-        word if source.contains("reasoning_effort") => {
+        "none" if thinks => {
+            variables.insert("enable_thinking".to_owned(), false.into());
+            return Ok(!template(model).contains("enable_thinking"));
+        }
+        "none" if reads_effort(model) => {
+            let why = "cannot be none: this model cannot be kept from thinking";
+            return Err(ApiError::field(field, format!("{field} {why}")));
+        }
+        "none" => {}
+        word if reads_effort(model) => {
             variables.insert("reasoning_effort".to_owned(), word.into());
         }
         "minimal" | "low" | "medium" | "high" | "xhigh" | "max" if thinks => {
@@ -72,5 +91,5 @@ fn think(model: &Model, field: &str, effort: &str, variables: &mut Map<String, V
             return Err(ApiError::field(field, format!("{field} {why}, not {word:?}")));
         }
     }
-    Ok(())
+    Ok(false)
 }

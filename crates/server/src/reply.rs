@@ -8,6 +8,7 @@ use crate::openai::tools::Choice;
 use lmx::engine::{Event, FinishReason, Request};
 use lmx::grammar::Form;
 use lmx::sample::ReasoningBudget;
+use lmx::text::ThinkingMarkers;
 use lmx::text::reply::{
     CallGrammar, Reply, ReplyEnd, ReplyOptions, ReplyParser, ReplyPart, ToolFormat, Tools,
 };
@@ -31,20 +32,20 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// How the reply to a rendered `prompt` is written.
+    /// How the reply to `prompt` is written.
     ///
     /// # Errors
     /// Names the field that asks for what this model cannot be made to write.
     pub(crate) fn new(
         model: &Model,
-        prompt: &str,
+        prompt: &[u32],
         tooling: Tooling,
         form: Option<(&'static str, Form)>,
         budget: Option<usize>,
     ) -> ApiResult<Self> {
         let Tooling { tools, choice, parallel } = tooling;
         let thinking = model.tokenizer.thinking_markers();
-        let in_reasoning = thinking.as_ref().is_some_and(|markers| markers.opened_by(prompt));
+        let in_reasoning = thinking.as_ref().is_some_and(|markers| opens(markers, prompt));
         let tools = Tools::new(&tools);
         if let (Some((field, _)), true) = (&form, in_reasoning) {
             let why = "cannot be enforced: this model's replies begin with thoughts; turn them off";
@@ -97,6 +98,13 @@ impl Shape {
         }
         Ok(())
     }
+}
+
+/// Whether a prompt ends within thoughts, so that the reply begins there. Texts of the markers within messages do not count:
+/// their tokens are others.
+fn opens(markers: &ThinkingMarkers, prompt: &[u32]) -> bool {
+    let last = |marker: &[u32]| prompt.windows(marker.len().max(1)).rposition(|tokens| tokens == marker);
+    last(&markers.start_tokens) > last(&markers.end_tokens)
 }
 
 /// The form of a reply that calls a tool: that of a name, or any of them.

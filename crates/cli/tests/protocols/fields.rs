@@ -122,3 +122,58 @@ fn null_is_absent_in_tools_too() {
         assert!(answer.status == 400 && message.as_str().unwrap().starts_with(param), "{message}");
     }
 }
+
+/// A model that thinks `abc` and says `x`.
+fn thinker() -> Model {
+    let model = Model::script(&[b"\x00", b"a", b"b", b"c", b"\x01", b"x"], Then::End);
+    name_tokens(&model, &["<think>", "</think>"]);
+    model
+}
+
+#[test]
+fn thoughts_are_bounded_and_turned_off() {
+    let model = thinker();
+    let server = Server::start(model.path(), &[]);
+    let said = json!([{"role": "user", "content": "hi"}]);
+    for (extra, thoughts) in [
+        (json!({}), "abc"),
+        (json!({"reasoning_effort": "high"}), "abc"),
+        (json!({"max_reasoning_tokens": 2}), "ab"),
+        (json!({"reasoning_effort": "none"}), ""),
+        (json!({"max_reasoning_tokens": 0}), ""),
+    ] {
+        let mut body = json!({"messages": said, "max_tokens": 9});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let answer = server.post("/v1/chat/completions", &body).json();
+        let message = &answer["choices"][0]["message"];
+        assert_eq!(message["content"], "x", "{extra}: {answer}");
+        assert_eq!(message["reasoning_content"].as_str().unwrap_or_default(), thoughts, "{extra}");
+        assert_eq!(message["reasoning"], message["reasoning_content"]);
+    }
+    for (thinking, thoughts) in [
+        (json!({"type": "enabled", "budget_tokens": 1024}), "abc"),
+        (json!({"type": "enabled", "budget_tokens": 1}), "a"),
+        (json!({"type": "disabled"}), ""),
+    ] {
+        let body = json!({"messages": said, "max_tokens": 9, "thinking": thinking});
+        let content = server.post("/v1/messages", &body).json()["content"].clone();
+        let mut expected = vec![json!({"type": "text", "text": "x"})];
+        if !thoughts.is_empty() {
+            expected.insert(0, json!({"type": "thinking", "thinking": thoughts, "signature": ""}));
+        }
+        assert_eq!(content, json!(expected), "{thinking}");
+    }
+    let off = json!({"input": "hi", "reasoning": {"effort": "none"}, "max_output_tokens": 9});
+    let output = server.post("/v1/responses", &off).json()["output"].clone();
+    assert_eq!((output.as_array().unwrap().len(), &output[0]["type"]), (1, &json!("message")));
+}
+
+#[test]
+fn what_a_user_writes_does_not_begin_thoughts() {
+    let model = Model::script(&[b"x", b"y"], Then::End);
+    name_tokens(&model, &["<think>", "</think>"]);
+    let server = Server::start(model.path(), &[]);
+    let body = json!({"messages": [{"role": "user", "content": "what is <think> for?"}], "max_tokens": 9});
+    let message = server.post("/v1/chat/completions", &body).json()["choices"][0]["message"].clone();
+    assert_eq!((&message["content"], message.get("reasoning_content")), (&json!("xy"), None));
+}
