@@ -70,7 +70,9 @@ fn usage_comes_when_it_is_asked_for() {
         (last["choices"].as_array().unwrap().len(), &last["usage"]["completion_tokens"]),
         (0, &json!(3))
     );
-    assert!(events[..events.len() - 1].iter().all(|event| event.get("usage").is_none()));
+    assert!(events[..events.len() - 1].iter().all(|event| event.get("usage") == Some(&Value::Null)));
+    let events = server.post(CHAT, &with(ask("hi"), "stream", true.into())).events();
+    assert!(events.iter().all(|event| event.get("usage").is_none()));
     let whole = server.post(CHAT, &ask("hi")).json();
     assert_eq!(whole["usage"]["completion_tokens"], 3);
     let cached = whole["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();

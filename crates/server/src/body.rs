@@ -40,15 +40,40 @@ pub(crate) fn take<T: Fields>(map: &mut Map<String, Value>) -> ApiResult<T> {
         }
     }
     serde_path_to_error::deserialize(Value::Object(own)).map_err(|error| {
-        let path = error.path().to_string();
+        // The key itself is at fault where the path ends so.
+        let path = error.path().to_string().trim_end_matches(".?").to_owned();
         let inner = error.into_inner().to_string();
         // A missing field has no path of its own.
         match inner.strip_prefix("missing field `").and_then(|rest| rest.split('`').next()) {
             Some(field) if path == "." => ApiError::field(field, format!("{field} is required")),
             Some(field) => ApiError::field(&path, format!("{path}.{field} is required")),
-            None => ApiError::field(&path, format!("{path}: {inner}")),
+            None => ApiError::field(&path, mismatch(&path, &inner)),
         }
     })
+}
+
+/// What serde says of a value of another type, in words of JSON. Only the beginning of a long value is told again.
+fn mismatch(path: &str, said: &str) -> String {
+    const SHOWN: usize = 100;
+    // Where it is in the text is known by its path.
+    let said = said.rsplit_once(" at line ").map_or(said, |(said, _)| said);
+    let told = said.strip_prefix("invalid type: ").or_else(|| said.strip_prefix("invalid value: "));
+    let Some((given, expected)) = told.and_then(|told| told.rsplit_once(", expected ")) else {
+        return format!("{path}: {said}");
+    };
+    let expected = match expected {
+        "f64" => "a number",
+        "i32" | "i64" => "a whole number",
+        "u32" | "u64" | "usize" => "a whole number, 0 or more",
+        "a boolean" => "true or false",
+        "a string" => "a text",
+        "a sequence" => "a list",
+        "a map" => "an object",
+        other => other,
+    };
+    let (shown, rest) = given.split_at(given.floor_char_boundary(SHOWN));
+    let rest = if rest.is_empty() { "" } else { "…" };
+    format!("{path} must be {expected}, not {shown}{rest}")
 }
 
 /// Refuses what nobody has taken.
@@ -91,6 +116,14 @@ pub(crate) fn in_range<T: PartialOrd + std::fmt::Display>(
     Err(ApiError::field(field, format!("{field} is {value}: it must be from {least} to {most}")))
 }
 
+/// Refuses an empty list, and one of more than `most` elements.
+pub(crate) fn not_too_many(field: &str, count: usize, most: usize) -> ApiResult<()> {
+    if (1..=most).contains(&count) {
+        return Ok(());
+    }
+    Err(ApiError::field(field, format!("{field} has {count} elements: it must have from 1 to {most}")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,6 +143,12 @@ mod tests {
     struct Two {
         b: Option<String>,
     }
+    #[derive(Debug, Deserialize, ToSchema)]
+    struct Three {
+        count: Option<usize>,
+        #[serde(rename = "bias")]
+        _bias: Option<std::collections::BTreeMap<u32, f64>>,
+    }
 
     #[test]
     fn every_field_is_taken_or_named() {
@@ -127,6 +166,30 @@ mod tests {
         for body in ["", "[]", "{", "\"a\"", "{\"a\": 1} x", &"[".repeat(100_000)] {
             assert_eq!(parse::<One>(body.as_bytes()).unwrap_err().status, 400, "{body:.9}");
         }
+    }
+
+    #[test]
+    fn other_types_are_told_in_words_of_json() {
+        let told = |body: &str| {
+            let error = parse::<Three>(body.as_bytes()).unwrap_err();
+            (error.param.unwrap(), error.message)
+        };
+        for (body, param, message) in [
+            (r#"{"count": -1}"#, "count", "count must be a whole number, 0 or more, not integer `-1`"),
+            (r#"{"count": "a, expected b"}"#, "count", "not string \"a, expected b\""),
+            (r#"{"bias": {"5": true}}"#, "bias.5", "bias.5 must be a number, not boolean `true`"),
+            (r#"{"bias": {"x": 1}}"#, "bias", "a number in quotes"),
+            (r#"{"bias": {"-1": 1}}"#, "bias.-1", "must be a whole number, 0 or more"),
+            (r#"{"bias": []}"#, "bias", "bias must be an object, not sequence"),
+        ] {
+            let (own, said) = told(body);
+            assert!(
+                own == param && said.contains(message) && !said.contains(" line "),
+                "{body}: {own}: {said}"
+            );
+        }
+        let long = format!("{{\"count\": \"{}\"}}", "ü".repeat(1000));
+        assert!(told(&long).1.len() < 300 && told(&long).1.ends_with("…"));
     }
 
     #[test]

@@ -28,17 +28,24 @@ fn entry(tokenizer: &Tokenizer, id: u32, logprob: f32) -> Map<String, Value> {
     entry
 }
 
-/// An element of a chat choice's `logprobs.content`.
-pub(crate) fn of_chat(tokenizer: &Tokenizer, event: &Event) -> Option<Value> {
-    let mut object = entry(tokenizer, event.token?, event.logprob);
-    let top = event.top.iter().map(|&(id, logprob)| Value::Object(entry(tokenizer, id, logprob)));
+/// An element of a choice's `logprobs.content`.
+fn element(tokenizer: &Tokenizer, id: u32, logprob: f32, top: &[(u32, f32)]) -> Value {
+    let mut object = entry(tokenizer, id, logprob);
+    let top = top.iter().map(|&(id, logprob)| Value::Object(entry(tokenizer, id, logprob)));
     object.insert("top_logprobs".to_owned(), top.collect());
-    Some(Value::Object(object))
+    Value::Object(object)
 }
 
-/// A text choice's `logprobs`: lists with an element for each token.
+/// The same for a token of a chat.
+pub(crate) fn of_chat(tokenizer: &Tokenizer, event: &Event) -> Option<Value> {
+    Some(element(tokenizer, event.token?, event.logprob, &event.top))
+}
+
+/// A text choice's `logprobs`: lists with an element for each token, or one list in the shape of chats.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TextLogprobs {
+    /// In the shape of chats.
+    content: Option<Vec<Value>>,
     tokens: Vec<Value>,
     logprobs: Vec<Value>,
     top: Vec<Value>,
@@ -47,13 +54,17 @@ pub(crate) struct TextLogprobs {
 }
 
 impl TextLogprobs {
-    /// Lists that begin after `offset` characters of text.
-    pub(crate) fn new(offset: usize) -> Self {
-        Self { offset, ..Self::default() }
+    /// Lists that begin after `offset` characters of text; one in the shape of chats if `as_chat`.
+    pub(crate) fn new(offset: usize, as_chat: bool) -> Self {
+        Self { offset, content: as_chat.then(Vec::new), ..Self::default() }
     }
 
     /// Adds a token; of the first of a text there is no log-probability.
     pub(crate) fn push(&mut self, tokenizer: &Tokenizer, id: u32, logprob: Option<f32>, top: &[(u32, f32)]) {
+        if let Some(content) = &mut self.content {
+            content.extend(logprob.map(|logprob| element(tokenizer, id, logprob, top)));
+            return;
+        }
         let (text, _) = token(tokenizer, id);
         let mut best = Map::new();
         for &(id, logprob) in top {
@@ -72,12 +83,15 @@ impl TextLogprobs {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.tokens.is_empty()
+        self.tokens.is_empty() && self.content.as_ref().is_none_or(Vec::is_empty)
     }
 
     /// The object.
     pub(crate) fn json(&self) -> Value {
         let Self { tokens, logprobs, top, offsets, .. } = self;
+        if let Some(content) = &self.content {
+            return json!({"content": content});
+        }
         json!({"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": offsets})
     }
 }

@@ -177,3 +177,44 @@ fn what_a_user_writes_does_not_begin_thoughts() {
     let message = server.post("/v1/chat/completions", &body).json()["choices"][0]["message"].clone();
     assert_eq!((&message["content"], message.get("reasoning_content")), (&json!("xy"), None));
 }
+
+#[test]
+fn texts_tell_log_probabilities_as_chats_do_too() {
+    let model = Model::random();
+    let server = Server::start(model.path(), &[]);
+    let of = |extra: Value| {
+        let mut body = json!({"prompt": "abc", "max_tokens": 4});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        server.post(TEXT, &body)
+    };
+    let lists = of(json!({"logprobs": 2})).json()["choices"][0]["logprobs"].clone();
+    let asked = json!({"logprobs": true, "top_logprobs": 2});
+    let content = of(asked.clone()).json()["choices"][0]["logprobs"]["content"].clone();
+    let column =
+        |field: &str| content.as_array().unwrap().iter().map(|entry| entry[field].clone()).collect::<Value>();
+    assert_eq!(
+        (column("token"), column("logprob")),
+        (lists["tokens"].clone(), lists["token_logprobs"].clone())
+    );
+    assert_eq!(content[0]["top_logprobs"].as_array().unwrap().len(), 2);
+    let mut streamed = asked;
+    streamed["stream"] = true.into();
+    let events = of(streamed).events();
+    let told = events
+        .iter()
+        .flat_map(|event| event["choices"][0]["logprobs"]["content"].as_array().unwrap().clone());
+    assert_eq!(told.collect::<Value>(), content);
+    assert_eq!(
+        of(json!({"logprobs": false, "top_logprobs": -1})).json()["choices"][0]["logprobs"],
+        Value::Null
+    );
+    for (extra, param) in [
+        (json!({"top_logprobs": 2}), "top_logprobs"),
+        (json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs"),
+        (json!({"logprobs": 21}), "logprobs"),
+        (json!({"logprobs": "x"}), "logprobs"),
+    ] {
+        let answer = of(extra);
+        assert_eq!((answer.status, answer.json()["error"]["param"].as_str()), (400, Some(param)));
+    }
+}

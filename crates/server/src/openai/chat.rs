@@ -73,6 +73,9 @@ pub(crate) struct Body {
     /// Accepted without effect: what begins alike is found without it.
     #[serde(rename = "prompt_cache_key")]
     _prompt_cache_key: Option<String>,
+    /// Accepted without effect.
+    #[serde(rename = "prompt_cache_retention")]
+    _prompt_cache_retention: Option<String>,
     /// Only false: nothing is stored.
     store: Option<bool>,
 }
@@ -243,7 +246,7 @@ impl Chunks {
             let finish = finish.filter(|_| nth + 1 == last);
             let choice =
                 json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish});
-            chunks.push(Value::Object(self.envelope.object("chat.completion.chunk", vec![choice])));
+            chunks.push(self.envelope.chunk("chat.completion.chunk", choice, self.usage));
         }
         chunks
     }

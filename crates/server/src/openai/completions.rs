@@ -38,8 +38,11 @@ pub(crate) struct Body {
     n: Option<usize>,
     /// Replies that are made of each prompt, of which the `n` likeliest by token are returned.
     best_of: Option<usize>,
-    /// The number of likely tokens to tell of each position, from 0 to 20.
-    logprobs: Option<usize>,
+    /// The number of likely tokens to tell of each position, from 0 to 20; `true` tells of tokens as chats do.
+    #[schema(value_type = Option<Value>)]
+    logprobs: Option<Told>,
+    /// With `logprobs: true`: the number of likely tokens, from 0 to 20.
+    top_logprobs: Option<i64>,
     /// What stands behind the gap that the reply fills; for models that have tokens for it.
     suffix: Option<String>,
     /// Begin each reply with its prompt.
@@ -54,6 +57,34 @@ enum Prompt {
     Texts(Vec<String>),
     Tokens(Vec<u32>),
     Lists(Vec<Vec<u32>>),
+}
+
+/// `logprobs`: OpenAI's number, or mlx-lm's word.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(untagged, expecting = "expected a whole number from 0 to 20, true or false")]
+enum Told {
+    Top(usize),
+    AsChat(bool),
+}
+
+impl Body {
+    /// How many likely tokens are asked for, and whether in the shape of chats; `None` for no log-probabilities.
+    fn logprobs(&self) -> ApiResult<Option<(usize, bool)>> {
+        let as_chat = matches!(self.logprobs, Some(Told::AsChat(true)));
+        let top = match self.top_logprobs {
+            // mlx-lm's word for none.
+            None | Some(-1) => 0,
+            Some(_) if !as_chat => {
+                return Err(ApiError::field("top_logprobs", "top_logprobs needs logprobs: true"));
+            }
+            Some(top) => in_range("top_logprobs", top, 0, TOP_MAX as i64)? as usize,
+        };
+        match self.logprobs {
+            None | Some(Told::AsChat(false)) => Ok(None),
+            Some(Told::AsChat(true)) => Ok(Some((top, true))),
+            Some(Told::Top(top)) => in_range("logprobs", top, 0, TOP_MAX).map(|top| Some((top, false))),
+        }
+    }
 }
 
 /// Likely tokens that can be asked for at most.
@@ -71,6 +102,8 @@ struct Ask {
     n: usize,
     best_of: usize,
     logprobs: bool,
+    /// In the shape of chats.
+    as_chat: bool,
 }
 
 impl Ask {
@@ -85,7 +118,7 @@ impl Ask {
     /// The lists with which those of reply `index`, whose text begins with `text`, begin.
     fn begin(&self, index: usize, text: &str) -> TextLogprobs {
         let scored = self.scored.get(index / self.best_of).filter(|scored| !scored.is_empty());
-        scored.cloned().unwrap_or_else(|| TextLogprobs::new(text.chars().count()))
+        scored.cloned().unwrap_or_else(|| TextLogprobs::new(text.chars().count(), self.as_chat))
     }
 }
 
@@ -123,7 +156,8 @@ fn prepare(
             "best_of needs whole replies: it cannot be above n with stream",
         ));
     }
-    let top = body.logprobs.map(|top| in_range("logprobs", top, 0, TOP_MAX)).transpose()?;
+    let told = body.logprobs()?;
+    let (top, as_chat) = (told.map(|(top, _)| top), told.is_some_and(|(_, as_chat)| as_chat));
     let echo = body.echo.unwrap_or(false);
     let mut prompts = match body.prompt {
         Prompt::Text(text) => vec![model.encode(&text)?],
@@ -131,7 +165,7 @@ fn prepare(
         Prompt::Tokens(tokens) => vec![tokens],
         Prompt::Lists(lists) => lists,
     };
-    in_range("prompt", prompts.len(), 1, PROMPTS_MAX)?;
+    body::not_too_many("prompt", prompts.len(), PROMPTS_MAX)?;
     if let Some(suffix) = &body.suffix {
         if echo {
             return Err(ApiError::field("suffix", "suffix and echo exclude each other"));
@@ -171,14 +205,14 @@ fn prepare(
         requests.push((0..best_of as u64).map(request).collect::<ApiResult<_>>()?);
     }
     let scored = prompts.iter().map(|tokens| {
-        let mut logprobs = TextLogprobs::new(0);
+        let mut logprobs = TextLogprobs::new(0, as_chat);
         if let Some(&first) = tokens.first().filter(|_| echo && top.is_some()) {
             logprobs.push(&model.tokenizer, first, None, &[]);
         }
         logprobs
     });
     let scored = scored.collect();
-    Ok((Ask { model, echoes, scored, n, best_of, logprobs: top.is_some() }, requests))
+    Ok((Ask { model, echoes, scored, n, best_of, logprobs: top.is_some(), as_chat }, requests))
 }
 
 /// A reply, while it is made.
@@ -268,7 +302,7 @@ impl Chunks {
         let echo = self.ask.echoes.get(index / self.ask.best_of).filter(|_| first);
         let mut text = echo.cloned().unwrap_or_default();
         let mut logprobs = match *offset {
-            Some(offset) => TextLogprobs::new(offset),
+            Some(offset) => TextLogprobs::new(offset, self.ask.as_chat),
             None => self.ask.begin(index, &text),
         };
         text.push_str(&event.text);
@@ -285,7 +319,7 @@ impl Chunks {
             "logprobs": if logprobs.is_empty() { Value::Null } else { logprobs.json() },
             "finish_reason": event.finish.map(FinishReason::as_str),
         });
-        Some(Value::Object(self.envelope.object("text_completion", vec![choice])))
+        Some(self.envelope.chunk("text_completion", choice, self.usage))
     }
 }
 

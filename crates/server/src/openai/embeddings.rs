@@ -1,7 +1,7 @@
 //! `/v1/embeddings`: a vector for each text, from any decoder.
 
 use crate::app::App;
-use crate::body::{self, in_range};
+use crate::body;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::{OneOrMany, check_prompt};
 use axum::Json;
@@ -71,7 +71,7 @@ pub(crate) async fn answer(State(app): State<Arc<App>>, bytes: Bytes) -> ApiResu
         Input::Tokens(tokens) => vec![tokens],
         Input::Lists(lists) => lists,
     };
-    in_range("input", inputs.len(), 1, INPUTS_MAX)?;
+    body::not_too_many("input", inputs.len(), INPUTS_MAX)?;
     let tokens: usize = inputs.iter().map(Vec::len).sum();
     let mut requests = Vec::new();
     for tokens in inputs {

@@ -38,6 +38,15 @@ impl Envelope {
         Self { id: new_id(prefix), created: now(), model: model.name.clone() }
     }
 
+    /// A chunk of a stream; where the last one tells the `usage`, the others say that it is not known yet.
+    pub(crate) fn chunk(&self, object: &str, choice: Value, usage: bool) -> Value {
+        let mut map = self.object(object, vec![choice]);
+        if usage {
+            map.insert("usage".to_owned(), Value::Null);
+        }
+        Value::Object(map)
+    }
+
     pub(crate) fn object(&self, object: &str, choices: Vec<Value>) -> Map<String, Value> {
         let Self { id, created, model } = self;
         let mut map = Map::new();
