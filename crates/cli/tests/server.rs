@@ -378,7 +378,7 @@ fn anthropics_protocol() {
     let names: Vec<&str> = stream.lines().filter_map(|line| line.strip_prefix("event: ")).collect();
     assert_eq!(names.first(), Some(&"message_start"));
     assert_eq!(names[names.len() - 3..], ["content_block_stop", "message_delta", "message_stop"]);
-    let error = server.post("/v1/messages", &with(body, "max_tokens", Value::Null));
+    let error = server.post("/v1/messages", &with(body.clone(), "max_tokens", Value::Null));
     assert_eq!((error.status, error.json()["error"]["type"].as_str()), (400, Some("invalid_request_error")));
     assert!(error.head.contains("\r\nrequest-id: "));
     for (method, path, headers, status) in [
@@ -389,6 +389,11 @@ fn anthropics_protocol() {
         let error = server.ask(method, path, headers, "{}");
         assert_eq!((error.status, &error.json()["type"]), (status, &json!("error")), "{error:?}");
     }
+    let model = Model::script(&[b"a", b"b"], Then::End);
+    let server = Server::start(model.path(), &[]);
+    let begun = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "a"}]);
+    let rest = server.post("/v1/messages", &with(body, "messages", begun)).json();
+    assert_eq!(rest["content"], json!([{"type": "text", "text": "b"}]), "it goes on with what was begun");
 }
 
 #[test]

@@ -13,6 +13,8 @@ use serde_json::{Map, Value};
 pub(crate) struct Conversation {
     /// As chat templates want them.
     pub(crate) messages: Vec<Value>,
+    /// Whether the last one is the beginning of the message that is asked for.
+    pub(crate) continues: bool,
     pub(crate) tooling: Tooling,
     /// The form of the message, and the field that asks for it.
     pub(crate) form: Option<(&'static str, Form)>,
@@ -44,8 +46,13 @@ impl Conversation {
             self.tooling.tools.clear();
         }
         let tools = Some(self.tooling.tools.clone()).filter(|tools| !tools.is_empty());
-        let options =
-            RenderOptions { add_generation_prompt: true, tools, variables, ..RenderOptions::default() };
+        let options = RenderOptions {
+            add_generation_prompt: !self.continues,
+            continue_final_message: self.continues,
+            tools,
+            variables,
+            ..RenderOptions::default()
+        };
         let prompt = model.render(&self.messages, &options)?;
         let shape = Shape::new(model, &prompt.ids, self.tooling, self.form, self.budget)?;
         Ok((prompt.ids, shape))

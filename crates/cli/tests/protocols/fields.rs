@@ -103,26 +103,6 @@ fn gaps_are_filled_by_models_that_can() {
     }
 }
 
-#[test]
-fn null_is_absent_in_tools_too() {
-    let model = Model::script(&[b"x"], Then::End);
-    let server = Server::start(model.path(), &[]);
-    let function = json!({"name": "f", "description": null, "parameters": null, "strict": null});
-    let tools = json!([{"type": null, "function": function}]);
-    let body = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "tools": tools});
-    assert_eq!(server.post("/v1/chat/completions", &body).status, 200);
-    for (tool, param) in [
-        (json!({"name": "f"}), "tools[0].input_schema"),
-        (json!({"name": "f", "input_schema": 5}), "tools[0].input_schema"),
-        (json!({"name": "", "input_schema": {}}), "tools[0].name"),
-    ] {
-        let body = json!({"messages": body["messages"], "max_tokens": 9, "tools": [tool]});
-        let answer = server.post("/v1/messages", &body);
-        let message = answer.json()["error"]["message"].clone();
-        assert!(answer.status == 400 && message.as_str().unwrap().starts_with(param), "{message}");
-    }
-}
-
 /// A model that thinks `abc` and says `x`.
 fn thinker() -> Model {
     let model = Model::script(&[b"\x00", b"a", b"b", b"c", b"\x01", b"x"], Then::End);
@@ -179,6 +159,26 @@ fn what_a_user_writes_does_not_begin_thoughts() {
 }
 
 #[test]
+fn null_is_absent_in_tools_too() {
+    let model = Model::script(&[b"x"], Then::End);
+    let server = Server::start(model.path(), &[]);
+    let function = json!({"name": "f", "description": null, "parameters": null, "strict": null});
+    let tools = json!([{"type": null, "function": function}]);
+    let body = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "tools": tools});
+    assert_eq!(server.post("/v1/chat/completions", &body).status, 200);
+    for (tool, param) in [
+        (json!({"name": "f"}), "tools[0].input_schema"),
+        (json!({"name": "f", "input_schema": 5}), "tools[0].input_schema"),
+        (json!({"name": "", "input_schema": {}}), "tools[0].name"),
+    ] {
+        let body = json!({"messages": body["messages"], "max_tokens": 9, "tools": [tool]});
+        let answer = server.post("/v1/messages", &body);
+        let message = answer.json()["error"]["message"].clone();
+        assert!(answer.status == 400 && message.as_str().unwrap().starts_with(param), "{message}");
+    }
+}
+
+#[test]
 fn texts_tell_log_probabilities_as_chats_do_too() {
     let model = Model::random();
     let server = Server::start(model.path(), &[]);
@@ -216,5 +216,29 @@ fn texts_tell_log_probabilities_as_chats_do_too() {
     ] {
         let answer = of(extra);
         assert_eq!((answer.status, answer.json()["error"]["param"].as_str()), (400, Some(param)));
+    }
+}
+
+#[test]
+fn anthropics_output_is_configured() {
+    let model = Model::random();
+    let server = Server::start(model.path(), &[]);
+    let of = |config: Value| {
+        let body = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 60, "output_config": config,
+            "cache_control": {"type": "ephemeral"}});
+        server.post("/v1/messages", &body)
+    };
+    let schema = json!({"enum": ["yes", "no"]});
+    let answer = of(json!({"effort": "low", "format": {"type": "json_schema", "schema": schema}})).json();
+    let text = answer["content"][0]["text"].as_str().unwrap();
+    assert!(["\"yes\"", "\"no\""].contains(&text), "{answer}");
+    for (config, field) in [
+        (json!({"effort": "so so"}), "output_config.effort"),
+        (json!({"format": {"type": "xml"}}), "output_config.format.type"),
+        (json!({"task_budget": {}}), "output_config.task_budget"),
+    ] {
+        let answer = of(config);
+        assert_eq!(answer.status, 400);
+        assert!(answer.json()["error"]["message"].as_str().unwrap().contains(field), "{answer:?}");
     }
 }

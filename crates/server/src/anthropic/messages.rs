@@ -4,7 +4,7 @@ use super::convert;
 use crate::app::App;
 use crate::blocks::{Block, Blocks, Change, Kind};
 use crate::body::{self, in_range};
-use crate::conversation::Conversation;
+use crate::conversation::{Conversation, reads_effort};
 use crate::error::{ApiError, ApiResult};
 use crate::fields::{self, Sampling};
 use crate::model::Model;
@@ -45,6 +45,11 @@ pub(crate) struct Body {
     /// `{"type": "enabled", "budget_tokens": 1024}`, `adaptive` or `disabled`.
     #[schema(value_type = Option<Value>)]
     thinking: Option<Value>,
+    output_config: Option<OutputConfig>,
+    /// Accepted without effect: what begins alike is found without it.
+    #[serde(rename = "cache_control")]
+    #[schema(value_type = Option<Value>)]
+    _cache_control: Option<Value>,
     /// Accepted without effect on the reply.
     #[serde(rename = "metadata")]
     #[schema(value_type = Option<Value>)]
@@ -52,6 +57,17 @@ pub(crate) struct Body {
     /// Accepted without effect on the reply.
     #[serde(rename = "service_tier")]
     _service_tier: Option<String>,
+}
+
+/// `output_config`
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct OutputConfig {
+    /// For models that think: `low`, `medium`, `high`, `xhigh` or `max`.
+    effort: Option<String>,
+    /// `{"type": "json_schema", "schema": …}`
+    #[schema(value_type = Option<Value>)]
+    format: Option<Value>,
 }
 
 /// What is asked for, checked.
@@ -115,20 +131,41 @@ fn thinking(thinking: Option<&Value>) -> ApiResult<(Option<usize>, Option<&'stat
     }
 }
 
+/// The field that says how much to think.
+const EFFORT: &str = "output_config.effort";
+
+/// Refuses a word for it that the protocol does not have.
+fn known(word: String) -> ApiResult<String> {
+    const WORDS: [&str; 5] = ["low", "medium", "high", "xhigh", "max"];
+    if WORDS.contains(&word.as_str()) {
+        return Ok(word);
+    }
+    Err(ApiError::field(EFFORT, format!("{EFFORT} must be one of {}, not {word:?}", WORDS.join(", "))))
+}
+
 fn prepare(app: &App, model: Arc<Model>, body: Body) -> ApiResult<(Ask, Request)> {
     let tools = convert::tools(&body.tools.unwrap_or_default())?;
     crate::openai::tools::check(&tools)?;
     let (choice, parallel) = convert::choice(body.tool_choice.as_ref(), &tools)?;
     let (budget, effort) = thinking(body.thinking.as_ref())?;
+    let OutputConfig { effort: word, format } = body.output_config.unwrap_or_default();
+    let effort = match (effort, word) {
+        (Some(word @ "none"), _) | (Some(word), None) => Some(("thinking", word.to_owned())),
+        (_, Some(word)) => Some((EFFORT, known(word)?)),
+        (None, None) => None,
+    };
     // Clients ask for thoughts of whatever model there is; one that has none just answers.
-    let effort = effort.filter(|_| model.tokenizer.thinking_markers().is_some());
+    let thinks = model.tokenizer.thinking_markers().is_some();
+    let effort = effort.filter(|(_, word)| thinks || (word != "none" && reads_effort(&model)));
     let converted = convert::messages(body.system.as_ref(), &body.messages)?;
+    let begun = |last: &Value| last["role"] == "assistant" && last["tool_calls"].is_null();
     let conversation = Conversation {
+        continues: converted.last().is_some_and(begun),
         messages: messages::normalize(converted, app.options.limits.messages)?,
         tooling: Tooling { tools, choice, parallel },
-        form: None,
-        effort: effort.map(|word| ("thinking", word.to_owned())),
-        budget: budget.filter(|_| effort.is_some()),
+        form: crate::openai::tools::form("output_config.format", format.as_ref(), true)?,
+        budget: budget.filter(|_| thinks),
+        effort,
         variables: Map::new(),
     };
     let (prompt, shape) = conversation.render(app, &model)?;

@@ -135,6 +135,7 @@ fn prepare(app: &App, model: Arc<Model>, body: Body, sampling: &Sampling) -> Api
     let choice = tools::choose(body.tool_choice.as_ref(), &mut tools)?;
     let conversation = Conversation {
         messages: messages::normalize(body.messages, app.options.limits.messages)?,
+        continues: false,
         tooling: Tooling { tools, choice, parallel: body.parallel_tool_calls.unwrap_or(true) },
         form: tools::form("response_format", body.response_format.as_ref(), false)?,
         effort: body.reasoning_effort.map(|word| ("reasoning_effort", word)),

@@ -303,6 +303,7 @@ impl Body {
         let effort = self.reasoning.as_ref().and_then(|reasoning| reasoning.effort.clone());
         let conversation = Conversation {
             messages,
+            continues: false,
             tooling: Tooling { tools, choice, parallel: self.parallel_tool_calls.unwrap_or(true) },
             form: tools::form("text.format", format, true)?,
             effort: effort.map(|word| ("reasoning.effort", word)),
