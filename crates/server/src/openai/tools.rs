@@ -89,7 +89,9 @@ pub(crate) fn normalize(mut tools: Vec<Value>) -> ApiResult<Vec<Value>> {
     };
     for tool in &mut tools {
         drop_nulls(tool);
-        tool.get_mut("function").map(drop_nulls);
+        if let Some(function) = tool.get_mut("function") {
+            drop_nulls(function);
+        }
     }
     check(&tools)?;
     Ok(tools)
