@@ -6,7 +6,7 @@ mod common;
 use common::model::{Model, Then};
 use common::server::{Answer, Server};
 use serde_json::{Value, json};
-use std::io::Read;
+use std::io::{Read, Write};
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
@@ -274,6 +274,18 @@ fn who_may_ask_is_checked() {
     assert!(!head("origin: https://evil.example").contains("access-control-allow-origin"));
     common::run(&["server", "--model", model.path(), "--host", "0.0.0.0"])
         .assert_error(2, &["--host", "--api-key"]);
+}
+
+#[test]
+fn connections_on_which_nothing_is_asked_are_closed() {
+    let model = Model::script(&[b"a"], Then::End);
+    let server = Server::start(model.path(), &["--read-timeout", "0.5"]);
+    for beginning in ["", "G", "PRI * HTTP/2", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"] {
+        let mut stream = std::net::TcpStream::connect(("127.0.0.1", server.port)).unwrap();
+        stream.set_read_timeout(Some(std::time::Duration::from_secs(30))).unwrap();
+        stream.write_all(beginning.as_bytes()).unwrap();
+        assert!(stream.read_to_end(&mut Vec::new()).is_ok(), "{beginning:?} holds a place");
+    }
 }
 
 #[test]

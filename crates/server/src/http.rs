@@ -3,12 +3,17 @@
 use crate::app::App;
 use crate::model::Loader;
 use crate::options::ServerOptions;
+use hyper::Request;
+use hyper::body::Incoming;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
@@ -140,9 +145,9 @@ async fn accept(
         tokio::spawn(async move {
             let _place = place;
             let result = match acceptor {
-                None => connection(&builder, watcher, stream, router).await,
+                None => connection(&builder, watcher, stream, router, patience).await,
                 Some(acceptor) => match tokio::time::timeout(patience, acceptor.accept(stream)).await {
-                    Ok(Ok(stream)) => connection(&builder, watcher, stream, router).await,
+                    Ok(Ok(stream)) => connection(&builder, watcher, stream, router, patience).await,
                     Ok(Err(error)) => Err(error.into()),
                     Err(_) => Ok(()),
                 },
@@ -158,13 +163,25 @@ async fn accept(
     let _ = tokio::time::timeout(limits.grace + Duration::from_secs(2), graceful.shutdown()).await;
 }
 
+/// Serves a connection; one on which nothing is asked within `patience` is closed, so that it takes nobody's place.
 async fn connection(
     builder: &Builder<TokioExecutor>,
     watcher: hyper_util::server::graceful::Watcher,
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: axum::Router,
+    patience: Duration,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    let service = TowerToHyperService::new(router);
+    let asked = Arc::new(AtomicBool::new(false));
+    let (router, told) = (TowerToHyperService::new(router), Arc::clone(&asked));
+    let service = service_fn(move |request: Request<Incoming>| {
+        told.store(true, Ordering::Relaxed);
+        router.call(request)
+    });
     let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
-    watcher.watch(connection).await
+    let mut connection = pin!(watcher.watch(connection));
+    tokio::select! {
+        ended = &mut connection => return ended,
+        () = tokio::time::sleep(patience) => {}
+    }
+    if asked.load(Ordering::Relaxed) { connection.await } else { Ok(()) }
 }
