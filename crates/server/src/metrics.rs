@@ -23,28 +23,44 @@ pub(crate) struct OfModel {
 
 /// What an engine's thread counts of one of them.
 pub(crate) struct EngineMetrics {
-    pub(crate) running: Gauge,
+    pub(crate) in_flight: Gauge,
     pub(crate) tokens: Counter,
+    pub(crate) between_tokens: Histogram,
+    waiting: Gauge,
     loaded: Gauge,
     kv_bytes: Gauge,
     kv_cached: Gauge,
     kv_limit: Gauge,
+    kv_blocks_used: Gauge,
+    kv_blocks_free: Gauge,
 }
 
 impl EngineMetrics {
     /// What the engine holds now.
     pub(crate) fn show(&self, engine: &Engine) {
-        let signed = |bytes: usize| i64::try_from(bytes).unwrap_or(i64::MAX);
+        let signed = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
         let budget = engine.kv().budget();
         self.loaded.set(1);
+        self.waiting.set(signed(engine.liveness().waiting));
         self.kv_bytes.set(signed(budget.used()));
         self.kv_cached.set(signed(engine.prefix_stats().bytes()));
         self.kv_limit.set(signed(budget.limit()));
+        self.kv_blocks_used.set(signed(budget.blocks()));
+        self.kv_blocks_free.set(signed(engine.kv().free_blocks()));
     }
 
     /// There is no engine any more.
     pub(crate) fn clear(&self) {
-        for gauge in [&self.running, &self.loaded, &self.kv_bytes, &self.kv_cached, &self.kv_limit] {
+        for gauge in [
+            &self.in_flight,
+            &self.waiting,
+            &self.loaded,
+            &self.kv_bytes,
+            &self.kv_cached,
+            &self.kv_limit,
+            &self.kv_blocks_used,
+            &self.kv_blocks_free,
+        ] {
             gauge.set(0);
         }
     }
@@ -61,7 +77,9 @@ fn seconds() -> Histogram {
 pub(crate) struct Metrics {
     registry: Registry,
     pub(crate) answered: Family<Answered, Counter>,
-    running: Family<OfModel, Gauge>,
+    in_flight: Family<OfModel, Gauge>,
+    waiting: Family<OfModel, Gauge>,
+    pub(crate) await_model: Gauge,
     pub(crate) cancelled: Counter,
     pub(crate) refused: Counter,
     pub(crate) panics: Counter,
@@ -73,12 +91,14 @@ pub(crate) struct Metrics {
     kv_bytes: Family<OfModel, Gauge>,
     kv_cached: Family<OfModel, Gauge>,
     kv_limit: Family<OfModel, Gauge>,
+    kv_blocks_used: Family<OfModel, Gauge>,
+    kv_blocks_free: Family<OfModel, Gauge>,
     loaded: Family<OfModel, Gauge>,
     pub(crate) loads: Family<OfModel, Counter>,
     pub(crate) unloads: Family<OfModel, Counter>,
     pub(crate) step: Histogram,
     pub(crate) first_token: Seconds,
-    pub(crate) between_tokens: Seconds,
+    between_tokens: Seconds,
 }
 
 impl Metrics {
@@ -86,7 +106,9 @@ impl Metrics {
         let mut metrics = Self {
             registry: Registry::with_prefix("lmx"),
             answered: Family::default(),
-            running: Family::default(),
+            in_flight: Family::default(),
+            waiting: Family::default(),
+            await_model: Gauge::default(),
             cancelled: Counter::default(),
             refused: Counter::default(),
             panics: Counter::default(),
@@ -98,6 +120,8 @@ impl Metrics {
             kv_bytes: Family::default(),
             kv_cached: Family::default(),
             kv_limit: Family::default(),
+            kv_blocks_used: Family::default(),
+            kv_blocks_free: Family::default(),
             loaded: Family::default(),
             loads: Family::default(),
             unloads: Family::default(),
@@ -112,7 +136,17 @@ impl Metrics {
     fn register(&mut self) {
         let Self { registry, .. } = self;
         registry.register("http_requests", "Answered requests", self.answered.clone());
-        registry.register("requests_in_flight", "Replies that wait or are being made", self.running.clone());
+        registry.register(
+            "requests_in_flight",
+            "Replies that wait or are being made",
+            self.in_flight.clone(),
+        );
+        registry.register("requests_waiting", "Those of them that have not begun", self.waiting.clone());
+        registry.register(
+            "requests_awaiting_model",
+            "Requests whose model is being loaded",
+            self.await_model.clone(),
+        );
         registry.register("requests_cancelled", "Replies that nobody waited for", self.cancelled.clone());
         registry.register("requests_refused", "Requests that found the queue full", self.refused.clone());
         registry.register("engine_panics", "Steps that failed as a whole", self.panics.clone());
@@ -132,6 +166,12 @@ impl Metrics {
         );
         registry.register("kv_cached_bytes", "Those of the prefix cache", self.kv_cached.clone());
         registry.register("kv_limit_bytes", "Keys and values that may be held", self.kv_limit.clone());
+        registry.register(
+            "kv_blocks_used",
+            "Blocks of 32 tokens' keys and values that are held, shared ones once",
+            self.kv_blocks_used.clone(),
+        );
+        registry.register("kv_blocks_free", "Blocks that there is room for", self.kv_blocks_free.clone());
         registry.register("model_loaded", "Whether the model is loaded", self.loaded.clone());
         registry.register("model_loads", "How often it was loaded", self.loads.clone());
         registry.register("model_unloads", "How often it was unloaded to make room", self.unloads.clone());
@@ -141,19 +181,23 @@ impl Metrics {
             "From a request to its first token",
             self.first_token.clone(),
         );
-        registry.register("token_seconds", "Mean time between a reply's tokens", self.between_tokens.clone());
+        registry.register("token_seconds", "Time between a reply's tokens", self.between_tokens.clone());
     }
 
     /// What the engine of a model counts.
     pub(crate) fn of_engine(&self, model: &OfModel) -> EngineMetrics {
         let gauge = |family: &Family<OfModel, Gauge>| family.get_or_create_owned(model);
         EngineMetrics {
-            running: gauge(&self.running),
+            in_flight: gauge(&self.in_flight),
+            waiting: gauge(&self.waiting),
             tokens: self.tokens.get_or_create_owned(model),
+            between_tokens: self.between_tokens.get_or_create_owned(model),
             loaded: gauge(&self.loaded),
             kv_bytes: gauge(&self.kv_bytes),
             kv_cached: gauge(&self.kv_cached),
             kv_limit: gauge(&self.kv_limit),
+            kv_blocks_used: gauge(&self.kv_blocks_used),
+            kv_blocks_free: gauge(&self.kv_blocks_free),
         }
     }
 

@@ -87,6 +87,8 @@ pub(crate) struct Models {
     turn: Arc<tokio::sync::Mutex<()>>,
     /// Bytes that loaded models may hold together.
     bytes_max: usize,
+    /// Requests that may wait or run, those that wait for a model among them.
+    queue_max: usize,
     loader: Arc<dyn Loader>,
     worker: Worker,
     metrics: Arc<Metrics>,
@@ -116,6 +118,7 @@ impl Models {
             found: Mutex::default(),
             turn: Arc::default(),
             bytes_max: options.limits.models_bytes,
+            queue_max: options.limits.queue,
             loader,
             worker,
             metrics,
@@ -154,6 +157,7 @@ impl Models {
         }
         self.refresh().await?;
         let slot = self.slot(name)?.ok_or_else(|| ApiError::no_model(name.unwrap_or_default()))?;
+        let _place = self.worker.await_model(self.queue_max)?;
         let turn = Arc::clone(&self.turn).lock_owned().await;
         if let Some(model) = slot.ask() {
             return Ok(model);

@@ -138,9 +138,5 @@ impl Running {
             counter.get_or_create(model).inc_by(tokens as u64);
         }
         metrics.first_token.get_or_create(model).observe(stats.first_token_seconds);
-        if stats.generation_tokens > 1 {
-            let seconds = 1.0 / stats.generation_tps().max(f64::MIN_POSITIVE);
-            metrics.between_tokens.get_or_create(model).observe(seconds);
-        }
     }
 }

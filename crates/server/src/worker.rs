@@ -72,6 +72,8 @@ struct Shared {
     tickets: AtomicU64,
     /// Requests that wait or run.
     in_flight: AtomicUsize,
+    /// Requests whose model is being loaded.
+    await_model: AtomicUsize,
     /// When something was last delivered, or began to be waited for.
     delivered: Mutex<Instant>,
     metrics: Arc<Metrics>,
@@ -92,6 +94,16 @@ impl Drop for Ticket {
     }
 }
 
+/// A request whose model is being loaded.
+pub(crate) struct AwaitModel(Arc<Shared>);
+
+impl Drop for AwaitModel {
+    fn drop(&mut self) {
+        self.0.await_model.fetch_sub(1, Ordering::Relaxed);
+        self.0.metrics.await_model.dec();
+    }
+}
+
 impl Worker {
     /// Starts the thread.
     ///
@@ -103,6 +115,7 @@ impl Worker {
             engines: AtomicU64::new(0),
             tickets: AtomicU64::new(0),
             in_flight: AtomicUsize::new(0),
+            await_model: AtomicUsize::new(0),
             delivered: Mutex::new(Instant::now()),
             metrics,
         });
@@ -165,16 +178,23 @@ impl Worker {
         let before = self.shared.in_flight.fetch_add(1, Ordering::Relaxed);
         // From here on the ticket counts down again.
         let held = Ticket { ticket, commands: self.commands.clone(), shared: Arc::clone(&self.shared) };
-        if before >= most {
-            self.shared.metrics.refused.inc();
-            return Err(ApiError::too_many(format!("{before} requests wait or run: the queue is full"), 1));
-        }
+        self.shared.check_queue(before + self.shared.await_model.load(Ordering::Relaxed), most)?;
         if before == 0 {
             self.shared.touch();
         }
-        let open = Open { ticket, index, listener };
+        let open = Open { ticket, index, listener, told: None };
         self.send(Command::Submit { engine: engine.id, open, request: Box::new(request) })?;
         Ok(held)
+    }
+
+    /// Takes a place in the queue for a request whose model must be loaded first, unless `most` wait or run already.
+    pub(crate) fn await_model(&self, most: usize) -> ApiResult<AwaitModel> {
+        let before = self.shared.await_model.fetch_add(1, Ordering::Relaxed);
+        self.shared.metrics.await_model.inc();
+        // From here on it counts down again.
+        let place = AwaitModel(Arc::clone(&self.shared));
+        self.shared.check_queue(before + self.in_flight(), most)?;
+        Ok(place)
     }
 
     /// Requests that wait or run.
@@ -196,6 +216,15 @@ impl Worker {
 }
 
 impl Shared {
+    /// Refuses a request if as many as `most` wait or run before it.
+    fn check_queue(&self, before: usize, most: usize) -> ApiResult<()> {
+        if before < most {
+            return Ok(());
+        }
+        self.metrics.refused.inc();
+        Err(ApiError::too_many(format!("{before} requests wait or run: the queue is full (--max-queue)"), 1))
+    }
+
     fn touch(&self) {
         *self.delivered.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
@@ -207,6 +236,8 @@ struct Open {
     index: usize,
     /// What is sent is at most the reply, whose length is bounded.
     listener: Listener,
+    /// When it was last told of a token.
+    told: Option<Instant>,
 }
 
 impl Open {
@@ -304,14 +335,14 @@ impl Thread {
     fn begin(&mut self, key: (u64, RequestId), open: Open) {
         self.open.insert(key, open);
         if let Some(served) = self.engines.get(&key.0) {
-            served.metrics.running.inc();
+            served.metrics.in_flight.inc();
         }
     }
 
     fn close(&mut self, key: (u64, RequestId)) {
         self.open.remove(&key);
         if let Some(served) = self.engines.get(&key.0) {
-            served.metrics.running.dec();
+            served.metrics.in_flight.dec();
         }
     }
 
@@ -374,20 +405,25 @@ impl Thread {
 
     /// Tells who waits for a request what happened to it.
     fn deliver(&mut self, key: (u64, RequestId), update: Update) {
-        let (update, ended) = match update {
-            Update::Failed(error) => (Err(ApiError::from(error)), true),
+        let Some(open) = self.open.get_mut(&key) else { return };
+        let ended = match &update {
+            Update::Failed(_) => true,
             Update::Token(event) => {
-                let tokens = u64::from(event.token.is_some());
-                if let Some(served) = self.engines.get(&key.0) {
-                    served.metrics.tokens.inc_by(tokens);
+                if let (Some(served), Some(_)) = (self.engines.get(&key.0), event.token) {
+                    served.metrics.tokens.inc();
+                    let now = Instant::now();
+                    if let Some(before) = open.told.replace(now) {
+                        served.metrics.between_tokens.observe((now - before).as_secs_f64());
+                    }
                 }
-                let ended = event.finish.is_some();
-                (Ok(Update::Token(event)), ended)
+                event.finish.is_some()
             }
-            update => (Ok(update), false),
+            _ => false,
         };
-        let Some(open) = self.open.get(&key) else { return };
-        open.tell(update);
+        open.tell(match update {
+            Update::Failed(error) => Err(ApiError::from(error)),
+            update => Ok(update),
+        });
         if ended {
             self.close(key);
         }

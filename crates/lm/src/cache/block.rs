@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 #[derive(Debug)]
 pub struct BlockBudget {
     used: AtomicUsize,
+    blocks: AtomicUsize,
     limit: usize,
 }
 
@@ -18,13 +19,19 @@ impl BlockBudget {
     /// A budget of `limit` bytes.
     #[must_use]
     pub fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Self { used: AtomicUsize::new(0), limit })
+        Arc::new(Self { used: AtomicUsize::new(0), blocks: AtomicUsize::new(0), limit })
     }
 
-    /// Bytes of the blocks that are alive.
+    /// Bytes of the blocks that are alive, and of recurrent states.
     #[must_use]
     pub fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
+    }
+
+    /// How many blocks are alive.
+    #[must_use]
+    pub fn blocks(&self) -> usize {
+        self.blocks.load(Ordering::Relaxed)
     }
 
     /// The most bytes that may be alive at once.
@@ -71,10 +78,17 @@ pub(super) struct Block {
     quantized: Mutex<Weak<Block>>,
 }
 
+impl Drop for Block {
+    fn drop(&mut self) {
+        self.reserved.budget.blocks.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Block {
     /// A zeroed block of `bytes`, or `None` if the budget does not allow it.
     pub(super) fn new(bytes: usize, budget: &Arc<BlockBudget>) -> Option<Self> {
         let reserved = Reserved::new(bytes, budget)?;
+        budget.blocks.fetch_add(1, Ordering::Relaxed);
         Some(Self { data: AlignedBytes::zeroed(bytes), reserved, quantized: Mutex::default() })
     }
 

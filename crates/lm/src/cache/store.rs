@@ -72,6 +72,15 @@ impl KvStore {
         &self.budget
     }
 
+    /// How many more blocks the budget has room for if each group takes as many of them, quantized where long sequences are.
+    #[must_use]
+    pub fn free_blocks(&self) -> usize {
+        let (groups, quant) = (&self.spec.groups, self.spec.quant_at(usize::MAX));
+        let of_each = groups.iter().map(|group| group.block_bytes(quant)).sum();
+        let room = self.budget.limit().saturating_sub(self.budget.used());
+        room.checked_div(of_each).unwrap_or(0).saturating_mul(groups.len())
+    }
+
     /// Starts an empty sequence.
     pub fn add(&mut self) -> SequenceId {
         let groups = self.spec.groups.len();
@@ -542,14 +551,15 @@ mod tests {
         push(&mut store, a, 100);
         let before = store.budget().used();
         let b = store.fork(a).unwrap();
-        assert_eq!(store.budget().used(), before);
+        assert_eq!((store.budget().used(), store.budget().blocks()), (before, 100_usize.div_ceil(BLOCK)));
         store.reserve(b, 1).unwrap();
         store.write(b, 0, &[9.0; 4], &[9.0; 4]).unwrap();
         assert_eq!(store.budget().used(), before + store.spec().groups[0].block_bytes(None));
         assert_ne!(store.slabs(a, 0).unwrap()[3], store.slabs(b, 0).unwrap()[3]);
         store.remove(a);
+        assert_eq!(store.budget().blocks(), 100_usize.div_ceil(BLOCK) + 1);
         store.remove(b);
-        assert_eq!(store.budget().used(), 0);
+        assert_eq!((store.budget().used(), store.budget().blocks()), (0, 0));
     }
 
     #[test]
@@ -558,7 +568,10 @@ mod tests {
         let limit = 3 * spec.groups[0].block_bytes(None);
         let mut store = KvStore::new(spec, limit);
         let id = store.add();
-        push(&mut store, id, 3 * BLOCK);
+        push(&mut store, id, BLOCK + 1);
+        assert_eq!((store.budget().blocks(), store.free_blocks()), (2, 1));
+        push(&mut store, id, 2 * BLOCK - 1);
+        assert_eq!((store.budget().blocks(), store.free_blocks()), (3, 0));
         assert!(matches!(store.reserve(id, 1), Err(KvError::OutOfMemory { .. })));
     }
 }

@@ -49,6 +49,8 @@ impl Watch {
 pub struct Liveness {
     /// Requests that wait or run.
     pub in_flight: usize,
+    /// Those of them that wait: for a place among the running ones, or for memory.
+    pub waiting: usize,
     /// Since the last token was delivered, or since there have been requests in flight; zero if there are none.
     pub silent: Duration,
 }
@@ -97,9 +99,10 @@ impl Engine {
     /// Whether the engine gets on: a watchdog's question.
     #[must_use]
     pub fn liveness(&self) -> Liveness {
-        let in_flight = self.waiting.len() + self.running.len();
+        let waiting = self.waiting.len();
+        let in_flight = waiting + self.running.len();
         let silent = self.clock.now().saturating_duration_since(self.clock.heard);
-        Liveness { in_flight, silent: if in_flight == 0 { Duration::ZERO } else { silent } }
+        Liveness { in_flight, waiting, silent: if in_flight == 0 { Duration::ZERO } else { silent } }
     }
 
     /// Takes no more requests ([`RequestError::Shutdown`]). Those in flight go on as the caller goes on with
