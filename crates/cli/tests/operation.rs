@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 const TEXT: &str = "/v1/completions";
 
-fn copy(model: &Model, to: &Path) {
+fn copy(from: &Path, to: &Path) {
     std::fs::create_dir(to).unwrap();
-    for entry in std::fs::read_dir(model.dir()).unwrap() {
+    for entry in std::fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
         std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
     }
@@ -45,9 +45,9 @@ fn models_of_a_folder_are_loaded_when_they_are_asked_for() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("models");
     std::fs::create_dir(&dir).unwrap();
-    copy(&Model::script(&[b"one"], Then::End), &dir.join("a"));
-    copy(&Model::script(&[b"two", b"!"], Then::Loop), &dir.join("b"));
-    copy(&Model::script(&[b"no"], Then::End), &root.path().join("outside"));
+    copy(Model::script(&[b"one"], Then::End).dir(), &dir.join("a"));
+    copy(Model::script(&[b"two", b"!"], Then::Loop).dir(), &dir.join("b"));
+    copy(Model::script(&[b"no"], Then::End).dir(), &root.path().join("outside"));
     std::os::unix::fs::symlink("../outside", dir.join("out")).unwrap();
     let weights = std::fs::metadata(dir.join("a/model.safetensors")).unwrap().len();
     let (folder, room) = (dir.to_str().unwrap(), (weights * 3 / 2).to_string());
@@ -86,7 +86,7 @@ fn models_of_a_folder_are_loaded_when_they_are_asked_for() {
     assert_eq!(server.metric("lmx_model_loaded"), 1.0);
 
     // What comes later is served too; what is broken breaks nothing else.
-    copy(&Model::script(&[b"three"], Then::End), &dir.join("c"));
+    copy(Model::script(&[b"three"], Then::End).dir(), &dir.join("c"));
     assert_eq!(ask(&server, "c"), "three");
     std::fs::create_dir(dir.join("bad")).unwrap();
     std::fs::write(dir.join("bad/config.json"), "{").unwrap();
@@ -148,6 +148,7 @@ fn clients_vanish_in_queue_prefill_and_decode() {
         await_more(&server, "lmx_generated_tokens_total", 1.0);
         let queued = send("xyz", stream);
         await_freed(&server, 2.0);
+        server.await_metric("lmx_requests_waiting", 1.0);
         drop(queued);
         await_freed(&server, 1.0);
         drop(decoding);
@@ -177,6 +178,22 @@ fn times_that_would_stop_everything_are_refused() {
     for flag in ["--read-timeout", "--keep-alive", "--generation-stall-timeout"] {
         common::run(&["server", "--model", "none", flag, "0"]).assert_error(2, &[flag, "above 0"]);
     }
+}
+
+#[test]
+fn keys_and_values_are_counted_in_blocks() {
+    let model = Model::random();
+    let server = Server::start(model.path(), &["--kv-memory", "2MB"]);
+    let empty = server.metric("lmx_kv_blocks_free");
+    assert_eq!(server.metric("lmx_kv_blocks_used"), 0.0);
+    let body = json!({"prompt": "a".repeat(100), "max_tokens": 20, "ignore_eos": true});
+    assert_eq!(server.post(TEXT, &body).status, 200);
+    await_freed(&server, 0.0);
+    let (used, free) = (server.metric("lmx_kv_blocks_used"), server.metric("lmx_kv_blocks_free"));
+    assert!((3.0..=4.0).contains(&used), "what 119 tokens leave in the prefix cache: {used}");
+    assert_eq!(used + free, empty);
+    let block = server.metric("lmx_kv_bytes") / used;
+    assert_eq!(empty, (server.metric("lmx_kv_limit_bytes") / block).floor());
 }
 
 #[test]
@@ -270,6 +287,70 @@ fn stopping_under_load_ends_what_can_end_and_tells_the_rest() {
     assert!(whole.starts_with("HTTP/1.1 503") && whole.contains(reason), "{whole}");
     assert!(std::net::TcpStream::connect(("127.0.0.1", server.port)).is_err(), "nobody new is let in");
     assert!(server.wait().success());
+}
+
+#[test]
+fn stopping_does_not_wait_for_silent_connections() {
+    let model = Model::script(&[b"x"], Then::End);
+    let words = ["--grace-period", "60", "--read-timeout", "60"];
+    let mut server = Server::start(model.path(), &words);
+    let _silent = std::net::TcpStream::connect(("127.0.0.1", server.port)).unwrap();
+    assert_eq!(server.get("/health").status, 200);
+    let begin = Instant::now();
+    server.terminate();
+    assert!(server.wait().success());
+    assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
+}
+
+#[test]
+fn adapters_of_a_folder_share_a_batch_with_the_model_itself() {
+    let (model, folder) = (Model::random(), tempfile::tempdir().unwrap());
+    for (name, seed) in [("a", 1), ("b", 2)] {
+        copy(Model::random_adapter(seed).path(), &folder.path().join(name));
+    }
+    std::fs::create_dir(folder.path().join("broken")).unwrap();
+    std::fs::write(folder.path().join("broken/adapter_config.json"), "{").unwrap();
+    let server = Server::start(model.path(), &["--adapters-dir", folder.path().to_str().unwrap()]);
+    let body = |number: usize| {
+        let adapter = [None, Some("a"), Some("b")][number % 3];
+        json!({"prompt": format!("abc{}", number / 3), "max_tokens": 120, "temperature": 0.7, "seed": number, "ignore_eos": true,
+            "adapters": adapter, "logprobs": 1})
+    };
+    let choices = |number| server.post(TEXT, &body(number)).json()["choices"].clone();
+    let alone: Vec<Value> = (0..9).map(choices).collect();
+    let same =
+        |a: usize, b: usize| alone[a]["logprobs"]["token_logprobs"] == alone[b]["logprobs"]["token_logprobs"];
+    assert!(!same(0, 1) && !same(1, 2) && !same(0, 2), "the adapters act");
+    let steps = || server.metric("lmx_step_seconds_count");
+    let before = steps();
+    let together: Vec<Value> = std::thread::scope(|scope| {
+        let asked: Vec<_> = (0..9).map(|number| scope.spawn(move || choices(number))).collect();
+        asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+    });
+    assert_eq!(together, alone);
+    assert!(steps() - before < 9.0 * 120.0 / 2.0, "they were one batch: {} steps", steps() - before);
+    // By the program without a server.
+    let path = folder.path().join("a");
+    let words = [
+        "generate",
+        "--model",
+        model.path(),
+        "--adapter-path",
+        path.to_str().unwrap(),
+        "--ignore-chat-template",
+    ];
+    let words = [&words[..], &["--prompt", "abc0", "--max-tokens", "40", "--temp", "0"]].concat();
+    let greedy = json!({"prompt": "abc0", "max_tokens": 40, "temperature": 0, "adapters": "a"});
+    let greedy = server.post(TEXT, &greedy).json();
+    let printed = common::run(&words);
+    assert_eq!(greedy["choices"][0]["text"], printed.assert_ok().strip_suffix('\n').unwrap());
+    for (name, says) in [("c", "no adapter"), ("../a", "no adapter"), ("broken", "cannot be used")] {
+        let answer = server.post(TEXT, &json!({"prompt": "x", "adapters": name}));
+        assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!("adapters")), "{name}");
+        assert!(answer.body.contains(says), "{answer:?}");
+    }
+    let listed = server.get("/v1/models").body;
+    assert!(listed.contains("\"a\"") && listed.contains("\"b\""), "{listed}");
 }
 
 /// What the driver of tests/clients says to a server.

@@ -539,5 +539,13 @@ fn bodies_must_be_short_and_come_in_time() {
     let mut text = String::new();
     connection.read_to_string(&mut text).unwrap();
     assert!(text.starts_with("HTTP/1.1 408") && text.contains("--read-timeout"), "{text}");
+    // Nothing, and half a head.
+    for words in ["", "POST /v1/comp"] {
+        let mut connection = std::net::TcpStream::connect(("127.0.0.1", server.port)).unwrap();
+        connection.set_read_timeout(Some(std::time::Duration::from_secs(20))).unwrap();
+        connection.write_all(words.as_bytes()).unwrap();
+        let end = connection.read_to_end(&mut Vec::new()).map_err(|error| error.kind());
+        assert_ne!(end, Err(std::io::ErrorKind::WouldBlock), "{words:?} is waited for");
+    }
     assert_eq!(server.post(CHAT, &ask("hi")).status, 200);
 }

@@ -75,8 +75,34 @@ impl Model {
             "fine_tune_type": "lora", "num_layers": 1,
             "lora_parameters": {"rank": 1, "scale": 20.0, "dropout": 0.0, "keys": ["lm_head"]},
         });
+        Self::adapter(&weights, &config)
+    }
+
+    /// A LoRA of rank 2 on the attention and the MLP of [`Model::random`], of random weights that `seed` says; in a folder
+    /// of its own.
+    pub fn random_adapter(seed: u64) -> TempDir {
+        let (mut state, mut weights) = (seed, Vec::new());
+        let mut matrix = |name: String, shape: [usize; 2]| {
+            let data = (0..shape[0] * shape[1]).map(|_| 0.3 * uniform(&mut state)).collect();
+            weights.push((name, shape.to_vec(), data));
+        };
+        let parts = [("self_attn.q_proj", HIDDEN), ("self_attn.v_proj", 32), ("mlp.down_proj", HIDDEN)];
+        for layer in 0..2 {
+            for (part, rows) in parts {
+                matrix(format!("model.layers.{layer}.{part}.lora_a"), [HIDDEN, 2]);
+                matrix(format!("model.layers.{layer}.{part}.lora_b"), [2, rows]);
+            }
+        }
+        let config = json!({
+            "fine_tune_type": "lora", "num_layers": 2,
+            "lora_parameters": {"rank": 2, "scale": 8.0, "dropout": 0.0, "keys": parts.map(|(part, _)| part)},
+        });
+        Self::adapter(&weights, &config)
+    }
+
+    fn adapter(weights: &[Weight], config: &Value) -> TempDir {
         let dir = TempDir::new().unwrap();
-        std::fs::write(dir.path().join("adapters.safetensors"), safetensors(&weights)).unwrap();
+        std::fs::write(dir.path().join("adapters.safetensors"), safetensors(weights)).unwrap();
         std::fs::write(dir.path().join("adapter_config.json"), config.to_string()).unwrap();
         dir
     }
