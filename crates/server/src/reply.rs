@@ -56,13 +56,8 @@ impl Shape {
                 let why = "and a tool_choice that asks for a call exclude each other";
                 return Err(ApiError::field(field, format!("{field} {why}")));
             }
-            (Choice::Required, None) => {
-                Some(("tool_choice", call_form(model, &tools, None, parallel, in_reasoning)?))
-            }
-            (Choice::Named(name), None) => {
-                Some(("tool_choice", call_form(model, &tools, Some(name), parallel, in_reasoning)?))
-            }
-            (_, form) => form,
+            (choice, None) => call_form(model, &tools, choice, parallel, in_reasoning)?,
+            (Choice::Auto | Choice::Off, form) => form,
         };
         let has_tools = tools.iter().next().is_some();
         let options = ReplyOptions {
@@ -107,26 +102,43 @@ fn opens(markers: &ThinkingMarkers, prompt: &[u32]) -> bool {
     last(&markers.start_tokens) > last(&markers.end_tokens)
 }
 
-/// The form of a reply that calls a tool: that of a name, or any of them.
+/// The form of a reply that must call a tool, or of one that may call strict tools; with the field that asks for it.
 fn call_form(
     model: &Model,
     tools: &Tools,
-    only: Option<String>,
+    choice: Choice,
     parallel: bool,
     in_reasoning: bool,
-) -> ApiResult<Form> {
-    const FIELD: &str = "tool_choice";
-    let Some(format) = model.tool_format else {
-        let why =
-            "tool_choice: this model has no format for tool calls that could be enforced (--tool-parser)";
-        return Err(ApiError::field(FIELD, why));
+) -> ApiResult<Option<(&'static str, Form)>> {
+    let optional = choice == Choice::Auto;
+    let field = if optional { "tools" } else { "tool_choice" };
+    let only = match choice {
+        Choice::Named(name) => Some(name),
+        Choice::Off => return Ok(None),
+        Choice::Auto if !tools.iter().any(|tool| tool.strict) => return Ok(None),
+        Choice::Auto | Choice::Required => None,
+    };
+    let format = match model.tool_format {
+        Some(format) => format,
+        // No text of this model is taken for a call.
+        None if optional => return Ok(None),
+        None => {
+            let why = "this model has no format for tool calls that could be enforced (--tool-parser)";
+            return Err(ApiError::field(field, format!("{field}: {why}")));
+        }
     };
     let tokenizer = &model.tokenizer;
     let thinking = tokenizer.thinking_markers();
     let control = |text: &str| tokenizer.id(text).filter(|&id| tokenizer.is_control(id));
-    let grammar = CallGrammar { only, parallel, thinking, in_reasoning };
+    let free_text = optional.then(|| {
+        let ids = (0..model.vocab).filter_map(|id| u32::try_from(id).ok());
+        ids.filter(|id| tokenizer.is_control(*id) && !model.ends.contains(id)).collect()
+    });
+    let grammar = CallGrammar { only, parallel, thinking, in_reasoning, free_text };
     let lark = grammar.lark(format, tools, &control);
-    lark.map(Form::Lark).map_err(|error| ApiError::field(FIELD, format!("tool_choice: {error}")))
+    let strict = if optional { "strict: " } else { "" };
+    let lark = lark.map_err(|error| ApiError::field(field, format!("{field}: {strict}{error}")))?;
+    Ok(Some((field, Form::Lark(lark))))
 }
 
 /// The id of a call to which the model gave none.

@@ -1,7 +1,7 @@
 //! From Anthropic's messages and tools to those of chat templates.
 
 use crate::error::{ApiError, ApiResult};
-use crate::openai::tools::Choice;
+use crate::openai::tools::{Choice, is_flag};
 use serde_json::{Map, Value, json};
 
 fn refused<T>(field: String, why: &str) -> ApiResult<T> {
@@ -149,8 +149,13 @@ pub(crate) fn tools(tools: &[Value]) -> ApiResult<Vec<Value>> {
             return refused(format!("tools[{index}].input_schema"), "is required, and is a JSON schema");
         }
         let mut function = json!({"name": name, "parameters": tool["input_schema"]});
-        if !tool["description"].is_null() {
-            function["description"] = tool["description"].clone();
+        if !is_flag(tool.get("strict")) {
+            return refused(format!("tools[{index}].strict"), "must be true or false");
+        }
+        for key in ["description", "strict"] {
+            if !tool[key].is_null() {
+                function[key] = tool[key].clone();
+            }
         }
         out.push(json!({"type": "function", "function": function}));
     }

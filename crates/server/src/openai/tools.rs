@@ -97,6 +97,11 @@ pub(crate) fn normalize(mut tools: Vec<Value>) -> ApiResult<Vec<Value>> {
     Ok(tools)
 }
 
+/// Whether `strict` is what it can be.
+pub(crate) fn is_flag(value: Option<&Value>) -> bool {
+    value.is_none_or(|value| value.is_null() || value.is_boolean())
+}
+
 /// Checks `tools`: functions with names.
 pub(crate) fn check(tools: &[Value]) -> ApiResult<()> {
     if tools.len() > TOOLS_MAX {
@@ -115,6 +120,10 @@ pub(crate) fn check(tools: &[Value]) -> ApiResult<()> {
         if tool.pointer("/function/parameters").is_some_and(|schema| !schema.is_object()) {
             let field = format!("tools[{index}].function.parameters");
             return Err(ApiError::field(&field, format!("{field} must be a JSON schema")));
+        }
+        if !is_flag(tool.pointer("/function/strict")) {
+            let field = format!("tools[{index}].function.strict");
+            return Err(ApiError::field(&field, format!("{field} must be true or false")));
         }
     }
     Ok(())

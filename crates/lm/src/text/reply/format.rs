@@ -248,10 +248,12 @@ impl ToolFormat {
             DeepseekV32 => is_open("<｜DSML｜parameter ", "</｜DSML｜parameter>"),
             Glm47 | Laguna => is_open("<arg_value>", "</arg_value>"),
             Longcat => is_open("<longcat_arg_value>", "</longcat_arg_value>"),
-            Minicpm5 => is_open("<![CDATA[", "]]>"),
+            Minicpm5 => is_open("<param ", "</param>") || is_open("<![CDATA[", "]]>"),
             FunctionGemma => body.matches("<escape>").count() % 2 == 1,
             Gemma4 => body.matches("<|\"|>").count() % 2 == 1,
-            DeepseekV3 | Harmony | JsonTools | KimiK2 | KimiK3 | Llama3 | Mistral | Pythonic => false,
+            KimiK3 => is_open("<|open|>argument ", "<|close|>argument<|sep|>"),
+            Pythonic => literal::is_within_string(body),
+            DeepseekV3 | Harmony | JsonTools | KimiK2 | Llama3 | Mistral => false,
         }
     }
 

@@ -28,6 +28,20 @@ pub(super) fn call_list(text: &str) -> Result<Vec<ToolCall>, BlockError> {
     }
 }
 
+/// Whether a text of literals ends within a string.
+pub(super) fn is_within_string(text: &str) -> bool {
+    let (mut quote, mut escaped) = (None, false);
+    for c in text.chars() {
+        match quote {
+            None if matches!(c, '"' | '\'') => quote = Some(c),
+            Some(open) if open == c && !escaped => quote = None,
+            _ => {}
+        }
+        escaped = c == '\\' && !escaped;
+    }
+    quote.is_some()
+}
+
 struct Reader<'a> {
     rest: &'a str,
 }

@@ -19,6 +19,8 @@ pub struct Tool {
     pub name: String,
     /// The JSON schema of its arguments.
     pub parameters: Value,
+    /// Its arguments must keep to that schema wherever it is called.
+    pub strict: bool,
 }
 
 /// Schemas within a schema of a value that are looked at.
@@ -53,6 +55,7 @@ impl Tools {
             let function = value.get("function").unwrap_or(value);
             let parameters = ["parameters", "input_schema"].into_iter().find_map(|key| function.get(key));
             Some(Tool {
+                strict: function.get("strict") == Some(&Value::Bool(true)),
                 name: function.get("name")?.as_str()?.to_owned(),
                 parameters: parameters
                     .filter(|p| p.is_object())
@@ -78,8 +81,8 @@ impl Tools {
 
     /// What the argument `key` of `tool` may be; `None` if the schema does not tell.
     fn types(&self, tool: &str, key: &str) -> Option<Types> {
-        let schema = self.get(tool)?.parameters.get("properties")?.get(key)?;
-        let types = Types::of(schema);
+        let root = &self.get(tool)?.parameters;
+        let types = Types::of(resolve(root, root.get("properties")?.get(key)?));
         (types != Types::default()).then_some(types)
     }
 
@@ -105,6 +108,16 @@ impl Tools {
     pub(super) fn is_string(&self, tool: &str, key: &str) -> bool {
         self.types(tool, key) == Some(Types { string: true, ..Types::default() })
     }
+}
+
+/// What a schema within `root` refers to, in the end.
+pub(super) fn resolve<'s>(root: &'s Value, mut schema: &'s Value) -> &'s Value {
+    for _ in 0..DEPTH_MAX {
+        let pointer = schema.get("$ref").and_then(Value::as_str).and_then(|to| to.strip_prefix('#'));
+        let Some(target) = pointer.and_then(|pointer| root.pointer(pointer)) else { break };
+        schema = target;
+    }
+    schema
 }
 
 impl Types {
@@ -149,7 +162,8 @@ impl Types {
         }
     }
 
-    fn read(self, text: &str) -> Option<String> {
+    /// The JSON of a text that is one of these types, but a string.
+    pub(super) fn read(self, text: &str) -> Option<String> {
         if self.integer
             && let Some(integer) = integer(text)
         {

@@ -386,6 +386,9 @@ fn nested(tools: &[Value]) -> ApiResult<Vec<Value>> {
         if !tool["parameters"].is_null() && !tool["parameters"].is_object() {
             return refused("parameters", "must be a JSON schema");
         }
+        if !tools::is_flag(tool.get("strict")) {
+            return refused("strict", "must be true or false");
+        }
         let mut function = Map::new();
         for key in ["name", "description", "parameters", "strict"] {
             if let Some(value) = tool.get(key).filter(|value| !value.is_null()) {
