@@ -108,6 +108,13 @@ impl<'s> Arguments<'_, '_, 's> {
         if refers { resolve(self.root, schema) } else { schema }
     }
 
+    /// Any text up to `close`. White space around that is no part of what ends the text.
+    fn text_until(&mut self, close: &str) -> String {
+        let rule = self.new_rule();
+        let end = self.lark.text_until(&rule, close.trim(), &[]);
+        format!("{end} {}", json_string(&close[close.trim_end().len()..]))
+    }
+
     fn json(&self, schema: &Value) -> String {
         json_rule(&with_definitions(schema, self.root))
     }
@@ -126,9 +133,8 @@ impl<'s> Arguments<'_, '_, 's> {
             members.push((format!("{open} {value}"), required));
         }
         let free = object.free.as_ref().map(|schema| {
-            let rule = self.new_rule();
             check_keywords(schema, &[], tool)?;
-            let value = self.lark.text_until(&rule, close, &[]);
+            let value = self.text_until(close);
             let [key_open, value_open] = [key_open, value_open].map(|text| self.lark.text(text));
             Ok::<_, CallGrammarError>(format!("({key_open} {KEY} {value_open} {value})*"))
         });
@@ -157,8 +163,7 @@ impl<'s> Arguments<'_, '_, 's> {
         for branch in branches(schema) {
             check_keywords(&branch, &["type"], place)?;
         }
-        let rule = self.new_rule();
-        Ok(self.lark.text_until(&rule, close, &[]))
+        Ok(self.text_until(close))
     }
 
     /// Arguments in tags that tell text from JSON, in the order of the schema.
@@ -197,8 +202,7 @@ impl<'s> Arguments<'_, '_, 's> {
                 continue;
             }
             if check_keywords(&schema, &["type"], "").is_ok() && (is_string || schema.get("type").is_none()) {
-                let rule = self.new_rule();
-                all.push(format!("{open} {}", self.lark.text_until(&rule, typed.close, &[])));
+                all.push(format!("{open} {}", self.text_until(typed.close)));
                 if is_string {
                     continue;
                 }
