@@ -10,3 +10,5 @@ mod document;
 mod fields;
 #[path = "protocols/responses.rs"]
 mod responses;
+#[path = "protocols/tools.rs"]
+mod tools;
