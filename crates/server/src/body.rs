@@ -145,7 +145,8 @@ mod tests {
     }
     #[derive(Debug, Deserialize, ToSchema)]
     struct Three {
-        count: Option<usize>,
+        #[serde(rename = "count")]
+        _count: Option<usize>,
         #[serde(rename = "bias")]
         _bias: Option<std::collections::BTreeMap<u32, f64>>,
     }

@@ -1,7 +1,5 @@
 //! Why the store of keys and values refuses.
 
-use super::store::SequenceId;
-
 /// Why the store refused.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum KvError {
