@@ -316,7 +316,7 @@ fn adapters_of_a_folder_share_a_batch_with_the_model_itself() {
         json!({"prompt": format!("abc{}", number / 3), "max_tokens": 120, "temperature": 0.7, "seed": number, "ignore_eos": true,
             "adapters": adapter, "logprobs": 1})
     };
-    let choices = |number| server.post(TEXT, &body(number)).json()["choices"].clone();
+    let choices = |number| server.post(TEXT, &body(number)).json()["choices"][0].clone();
     let alone: Vec<Value> = (0..9).map(choices).collect();
     let same =
         |a: usize, b: usize| alone[a]["logprobs"]["token_logprobs"] == alone[b]["logprobs"]["token_logprobs"];

@@ -56,7 +56,7 @@ fn function(strict: Value) -> Value {
 fn body(model: &Model, strict: Value, choice: Value) -> Value {
     let tools = json!([{"type": "function", "function": function(strict)}]);
     json!({"model": model.path(), "messages": [{"role": "user", "content": "hi"}], "tools": tools,
-        "tool_choice": choice, "temperature": 0, "max_tokens": 300})
+        "tool_choice": choice, "parallel_tool_calls": false, "temperature": 0, "max_tokens": 300})
 }
 
 /// The argument of the only call of a chat.
