@@ -147,10 +147,8 @@ impl Active {
         // 32 bits, so that the seed can be typed and stands exactly in JSON.
         let seed = request.seed.unwrap_or_else(|| random_seed() >> 32);
         let splits = request.sampling.splits_per_token();
-        let asked = request.max_tokens.map_or(usize::MAX, |n| prompt_len.saturating_add(n));
-        // A reply may run until every position of the context is used: the last token needs none.
-        let length_max = asked.min(context + 1 - unknown);
-        let long_context = model.original_context().is_some_and(|original| unknown + length_max > original);
+        let (most, long_context) = extent(model, unknown + prompt_len, request.max_tokens);
+        let length_max = most - unknown;
         if let Some(cache) = cache.filter(|c| unknown > 0 && c.long_context() != long_context) {
             return Err(RequestError::CacheContext { long: cache.long_context() });
         }
@@ -216,6 +214,16 @@ impl Active {
     /// Whether its blocks can be given up: running its tokens again gives the same bits.
     pub(super) fn can_be_preempted(&self) -> bool {
         self.state == State::Running && !self.pinned
+    }
+
+    /// Whether what it holds cannot be run again.
+    pub(super) fn is_pinned(&self) -> bool {
+        self.pinned
+    }
+
+    /// What its sequence began with was run by this engine for the same prompt: running it again gives the same bits.
+    pub(super) fn unpin(&mut self) {
+        self.pinned = false;
     }
 
     /// Gives its cache of `held` tokens up for the empty `sequence`; all else stays, so that it goes on as if nothing
@@ -492,6 +500,15 @@ impl Active {
             Some(first) => self.stats.generation_seconds = first.elapsed().as_secs_f64(),
         }
     }
+}
+
+/// The most tokens that so long a prompt and its reply come to have, and whether that is more than the model's original
+/// context.
+pub(super) fn extent(model: &dyn Model, prompt: usize, max_tokens: Option<usize>) -> (usize, bool) {
+    let asked = max_tokens.map_or(usize::MAX, |n| prompt.saturating_add(n));
+    // A reply may run until every position of the context is used: the last token needs none.
+    let most = asked.min(model.context_length() + 1);
+    (most, model.original_context().is_some_and(|original| most > original))
 }
 
 /// That a request's adapter is of this model, and the one that its prompt cache was made with.

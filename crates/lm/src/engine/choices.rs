@@ -1,9 +1,11 @@
 //! Whole replies: of many requests, or many of one prompt, from which the best or the most frequent is taken.
 
-use super::{Engine, FinishReason, Request, RequestError, Stats, Update};
+use super::active::{Active, extent};
+use super::{Engine, FinishReason, Request, RequestError, RequestId, Stats, Update};
 use crate::prompt_cache::PromptCache;
 use crate::sample::fold_seed;
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 /// A finished reply.
 #[derive(Debug)]
@@ -65,11 +67,20 @@ impl Engine {
         requests: impl IntoIterator<Item = Request>,
         finished: &mut dyn FnMut(usize),
     ) -> Vec<Result<Reply, RequestError>> {
+        let submitted = requests.into_iter().map(|request| self.submit(request)).collect();
+        self.finish(submitted, finished)
+    }
+
+    /// Runs submitted requests to their ends.
+    fn finish(
+        &mut self,
+        submitted: Vec<Result<RequestId, RequestError>>,
+        finished: &mut dyn FnMut(usize),
+    ) -> Vec<Result<Reply, RequestError>> {
         let mut replies: Vec<Option<Result<Reply, RequestError>>> = Vec::new();
         let mut open = BTreeMap::new();
-        for request in requests {
-            let submitted =
-                self.submit(request).map(|id| drop(open.insert(id, (replies.len(), Reply::empty()))));
+        for submitted in submitted {
+            let submitted = submitted.map(|id| drop(open.insert(id, (replies.len(), Reply::empty()))));
             replies.push(submitted.err().map(Err));
         }
         while !open.is_empty() {
@@ -99,8 +110,8 @@ impl Engine {
         replies.into_iter().flatten().collect()
     }
 
-    /// `count` replies to one prompt. `make` builds the request from the seed that it is to have: reply 0 has `seed`
-    /// itself, reply i one that follows from it and i. In an engine with a prefix cache the prompt is run once.
+    /// `count` replies to one prompt, which is run once, for the first of them. `make` builds the request from the seed that
+    /// it is to have: reply 0 has `seed` itself, reply i one that follows from it and i.
     ///
     /// # Errors
     /// The first request's that fails.
@@ -112,15 +123,62 @@ impl Engine {
     ) -> Result<Vec<Reply>, RequestError> {
         let mut requests: Vec<Request> = (0..count as u64).map(|i| make(fold_seed(seed, i))).collect();
         requests.iter_mut().try_for_each(|request| self.encode(request))?;
-        // Without a prefix cache there would be nothing left of it.
-        let shares = count > 1 && self.options.prefix_cache.is_some();
-        let shares = |request: &&Request| shares && request.tokens.len() > 1 && request.cache.is_none();
-        if let Some(request) = requests.first().filter(shares) {
-            let prompt = request.tokens[..request.tokens.len() - 1].to_vec();
-            let request = Request { adapter: request.adapter.clone(), ..Request::new(prompt, 0) };
-            self.generate(request)?.try_for_each(|event| event.map(drop))?;
+        let started = Instant::now();
+        let prompt = match requests.first() {
+            Some(first) if count > 1 => self.run_prompt(first)?,
+            _ => None,
+        };
+        let seconds = started.elapsed().as_secs_f64();
+        let (cache, cached_tokens) = prompt.unzip();
+        let submitted =
+            requests.into_iter().map(|request| self.submit_after(cache.as_ref(), request)).collect();
+        drop(cache);
+        let replies: Result<Vec<Reply>, _> = self.finish(submitted, &mut |_| {}).into_iter().collect();
+        let mut replies = replies?;
+        // All have waited for the prompt, and it was run for the first of them.
+        replies.iter_mut().for_each(|reply| reply.stats.first_token_seconds += seconds);
+        if let (Some(first), Some(cached_tokens)) = (replies.first_mut(), cached_tokens) {
+            first.stats.cached_tokens = cached_tokens;
         }
-        self.batch_generate(requests, &mut |_| {}).into_iter().collect()
+        Ok(replies)
+    }
+
+    /// Runs what choices have in common, the prompt but for its last token; with how many of its tokens were held already.
+    /// `None` if there is nothing in common, or the request has a cache of its own.
+    fn run_prompt(&mut self, first: &Request) -> Result<Option<(PromptCache, usize)>, RequestError> {
+        let Some((_, tokens)) = first.tokens.split_last().filter(|(_, tokens)| !tokens.is_empty()) else {
+            return Ok(None);
+        };
+        if first.cache.is_some() {
+            return Ok(None);
+        }
+        let id = self.submit(Request {
+            system_tokens: first.system_tokens,
+            adapter: first.adapter.clone(),
+            priority: first.priority,
+            return_cache: true,
+            ..Request::new(tokens.to_vec(), 0)
+        })?;
+        // The factors of some ropes depend on how long the replies may become.
+        let (_, long_context) = extent(&*self.model, first.tokens.len(), first.max_tokens);
+        self.waiting.iter_mut().filter(|active| active.id == id).for_each(|a| a.long_context = long_context);
+        let reply = self.finish(vec![Ok(id)], &mut |_| {}).pop().transpose()?;
+        Ok(reply.and_then(|reply| Some((reply.cache?, reply.stats.cached_tokens))))
+    }
+
+    /// Queues a choice, which begins with a fork of the prompt's keys and values.
+    fn submit_after(
+        &mut self,
+        prompt: Option<&PromptCache>,
+        mut request: Request,
+    ) -> Result<RequestId, RequestError> {
+        let fits =
+            |prompt: &&PromptCache| request.cache.is_none() && prompt.adapter() == request.adapter.as_ref();
+        let Some(prompt) = prompt.filter(fits) else { return self.submit(request) };
+        request.cache = Some(prompt.fork().map_err(RequestError::Cache)?);
+        let id = self.submit(request)?;
+        self.waiting.iter_mut().filter(|active| active.id == id).for_each(Active::unpin);
+        Ok(id)
     }
 
     /// The `keep` best of `count` replies, best first (of equal ones the earlier), with their scores. See

@@ -177,16 +177,31 @@ impl Engine {
             let last = self.running[index + 1..].iter().rposition(Active::can_be_preempted);
             match last {
                 Some(place) => self.preempt(index + 1 + place),
-                None => {
-                    // Alone it would find no more room another time.
-                    let alone = !self.running[..index].iter().any(Active::is_running);
-                    if !alone && self.running[index].can_be_preempted() {
+                // Alone it would find no more room another time.
+                None if self.running[..index].iter().any(Active::is_running) => {
+                    if self.running[index].can_be_preempted() {
                         self.preempt(index);
                     }
                     return Err(error);
                 }
+                None if self.release_waiting() => {}
+                None => return Err(error),
             }
         }
+    }
+
+    /// Takes from those that wait what can be run again; whether anybody held anything.
+    fn release_waiting(&mut self) -> bool {
+        let mut held = false;
+        for active in self.waiting.iter_mut().filter(|active| !active.is_pinned()) {
+            let sequence = active.sequence();
+            if self.kv.len(sequence) > 0 {
+                self.kv.remove(sequence);
+                active.start(self.kv.add(), 0, false);
+                held = true;
+            }
+        }
+        held
     }
 
     /// Room for `count` tokens, or for as many halves of them as are to be had.

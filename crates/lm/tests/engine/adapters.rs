@@ -228,7 +228,7 @@ fn the_choices_of_a_prompt_run_it_once_with_its_adapter() {
     let mut make =
         |seed| Request { adapter: Some(adapter.clone()), seed: Some(seed), ..Request::new(tokens(50, 3), 4) };
     let replies = engine.choices(3, 7, &mut make).unwrap();
-    assert!(replies.iter().all(|reply| reply.stats.cached_tokens == 49));
+    assert_eq!(replies.iter().map(|reply| reply.stats.cached_tokens).collect::<Vec<_>>(), [0, 49, 49]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Several replies to one prompt: their seeds, their cost, the best of them, and votes.
 
 use crate::common::tiny;
-use lmx::cache::PrefixCacheOptions;
+use lmx::cache::{KvQuantization, KvWindow, PrefixCacheOptions};
 use lmx::engine::{
     Engine, EngineOptions, FinishReason, Reply, Request, RequestError, Score, Stats, majority_vote,
 };
@@ -37,18 +37,88 @@ fn choice_i_is_the_reply_of_its_own_seed_and_the_prompt_is_run_once() {
     for (i, choice) in choices.iter().enumerate() {
         let alone = solo.batch_generate([request(fold_seed(41, i as u64))], &mut |_| {}).remove(0).unwrap();
         assert_eq!((&choice.token_ids, &choice.logprobs), (&alone.token_ids, &alone.logprobs), "choice {i}");
-        assert_eq!((choice.stats.prompt_tokens, choice.stats.cached_tokens), (90, 89), "choice {i}");
+        let cached = if i == 0 { 0 } else { 89 };
+        assert_eq!((choice.stats.prompt_tokens, choice.stats.cached_tokens), (90, cached), "choice {i}");
         assert_eq!(choice.logprobs.len(), 9);
     }
     let apart = solo.choices(2, 41, &mut request).unwrap();
     assert_eq!(apart[1].token_ids, choices[1].token_ids, "without a prefix cache");
-    assert_eq!(apart[1].stats.cached_tokens, 0);
+    assert_eq!(apart[1].stats.cached_tokens, 89, "it is run once all the same");
+    assert_eq!(solo.kv().budget().used(), 0);
     assert_eq!(fold_seed(41, 0), 41, "the first has the seed itself");
     let mut seeds: Vec<u64> = (0..1000).map(|i| fold_seed(7, i)).collect();
     seeds.sort_unstable();
     seeds.dedup();
     assert_eq!(seeds.len(), 1000);
     assert!(choices.windows(2).any(|pair| pair[0].token_ids != pair[1].token_ids));
+}
+
+/// Requests of `prompt` tokens, more than run at the same time.
+fn choices_of(engine: &mut Engine, prompt: usize, max_tokens: usize) -> Vec<Reply> {
+    let tokens: Vec<u32> = (0..prompt as u32).map(|i| i * i % 37).collect();
+    let mut make = |seed| Request { tokens: tokens.clone(), max_tokens: Some(max_tokens), ..request(seed) };
+    engine.choices(8, 41, &mut make).unwrap()
+}
+
+#[test]
+fn eight_choices_cost_one_prefill_whatever_the_model_and_the_cache() {
+    let window = Some(KvWindow::new(40, 4).unwrap());
+    let quantized = Some(KvQuantization::new(8, 32, 30).unwrap());
+    let small = Some(PrefixCacheOptions { bytes_max: 1, ..PrefixCacheOptions::default() });
+    let unseen = Some(PrefixCacheOptions { keep_unseen: false, ..PrefixCacheOptions::default() });
+    let options = |kv_window, kv_quantization, prefix_cache| EngineOptions {
+        kv_window,
+        kv_quantization,
+        prefix_cache,
+        max_running: 3,
+        ..EngineOptions::default()
+    };
+    let cases = [
+        ("llama-f32", options(None, None, small)),
+        ("llama-f32", options(window, None, unseen)),
+        // Whose keys depend on how long the replies may become.
+        ("phi3-longrope-f32", options(None, None, Some(PrefixCacheOptions::default()))),
+        ("gemma3-f32", options(None, quantized, None)),
+        // Whose state is kept every 256 tokens only.
+        ("lfm2-f32", options(None, None, Some(PrefixCacheOptions::default()))),
+    ];
+    for (case, options) in cases {
+        let mut solo = tiny::engine(case, 1, EngineOptions { prefix_cache: None, ..options });
+        let prompt = solo.model().original_context().map_or(90, |original| original - 4);
+        let mut shared = tiny::engine(case, 1, options);
+        for (i, choice) in choices_of(&mut shared, prompt, 9).iter().enumerate() {
+            let tokens = (0..prompt as u32).map(|i| i * i % 37).collect();
+            let alone = Request { tokens, ..request(fold_seed(41, i as u64)) };
+            let alone = solo.batch_generate([alone], &mut |_| {}).remove(0).unwrap();
+            assert_eq!(
+                (&choice.token_ids, &choice.logprobs),
+                (&alone.token_ids, &alone.logprobs),
+                "{case} {i}"
+            );
+            let cached = if i == 0 { 0 } else { prompt - 1 };
+            assert_eq!(choice.stats.cached_tokens, cached, "{case}, choice {i}");
+        }
+        shared.clear_prefixes();
+        assert_eq!(shared.kv().budget().used(), 0, "{case}");
+    }
+}
+
+#[test]
+fn choices_that_do_not_fit_together_are_preempted_and_stay_the_same() {
+    let expected = choices_of(&mut engine(None), 90, 150);
+    // Less than the large request and what the choices share.
+    let kv_memory = engine(None).kv().spec().bytes_at(260);
+    let mut tight = tiny::engine("llama-f32", 1, EngineOptions { kv_memory, ..EngineOptions::default() });
+    // A request that came before them, and needs all the room there is.
+    let tokens = (0..20).collect();
+    let large = tight.submit(Request { ignore_eos: true, ..Request::new(tokens, 230) }).unwrap();
+    let got = choices_of(&mut tight, 90, 150);
+    assert!(got.iter().any(|reply| reply.stats.preemptions > 0));
+    for (got, expected) in got.iter().zip(&expected) {
+        assert_eq!((&got.token_ids, &got.logprobs), (&expected.token_ids, &expected.logprobs));
+    }
+    assert!(tight.stats(large).is_none(), "it came to its end");
+    assert!(tight.is_idle() && tight.kv().budget().used() == 0);
 }
 
 #[test]
