@@ -35,6 +35,8 @@ pub(super) struct Active {
     prompt_len: usize,
     /// Tokens of the prompt that are the system prompt.
     system_len: usize,
+    /// Lengths of `tokens` at which a step is to end.
+    segment_ends: Vec<usize>,
     /// The length of `tokens` at which the reply is cut.
     length_max: usize,
     sampler: Box<dyn Sampler>,
@@ -127,6 +129,9 @@ impl Active {
         if let Some(position) = request.tokens.iter().position(|&t| t as usize >= vocab) {
             return Err(RequestError::Token { position, token: request.tokens[position], vocab });
         }
+        if let Some(&end) = request.segment_ends.iter().find(|&&end| end == 0 || end > prompt_len) {
+            return Err(RequestError::SegmentEnd { end, prompt: prompt_len });
+        }
         check_stops(&request.stop)?;
         request.sampling.validate(vocab)?;
         request.processors.validate(vocab)?;
@@ -171,6 +176,7 @@ impl Active {
             unknown,
             prompt_len,
             system_len: request.system_tokens,
+            segment_ends: request.segment_ends,
             length_max,
             sampler,
             keys: KeyStream::new(seed, splits),
@@ -230,6 +236,8 @@ impl Active {
     /// had happened once its tokens have been run again.
     pub(super) fn preempt(&mut self, sequence: SequenceId, held: usize) {
         self.sequence = sequence;
+        // What has been seen need not be seen again.
+        self.segment_ends.retain(|&end| self.unknown + end > held);
         self.state = State::Preempted;
         self.stats.preemptions += usize::from(held > 0);
     }
@@ -264,7 +272,15 @@ impl Active {
 
     /// How many of its tokens may be taken from a cache.
     pub(super) fn cacheable(&self) -> usize {
-        self.observer.cacheable(self.prompt_len)
+        // At the end of a segment it would not be seen.
+        let first = self.segment_ends.iter().min().map_or(usize::MAX, |end| end - 1);
+        self.observer.cacheable(self.prompt_len).min(first)
+    }
+
+    /// How many tokens may follow the `held` ones of its cache until a segment of the prompt ends.
+    pub(super) fn until_segment_end(&self, held: usize) -> usize {
+        let held = held - self.unknown;
+        self.segment_ends.iter().filter(|&&end| end > held).min().map_or(usize::MAX, |end| end - held)
     }
 
     /// The tokens that follow the `held` ones of its cache.

@@ -10,9 +10,7 @@ use std::time::Instant;
 /// to whom; the end of the iteration only means that nothing is left to do, until more is inserted. Dropping it removes
 /// what it inserted.
 ///
-/// mlx-lm's has `insert_segments` too, so that a cache can be taken where a part of the prompt ends. Here a cache can be
-/// taken after any step, and the prefix cache shares what prompts have in common wherever that ends
-/// ([`Request::system_tokens`] says what is worth most), so that prompts need not come in parts.
+/// A cache can be taken after any step; [`BatchGenerator::insert_segments`] has steps end where parts of a prompt do.
 ///
 /// ```no_run
 /// # fn run(mut engine: lmx::engine::Engine) -> Result<(), Box<dyn std::error::Error>> {
@@ -100,6 +98,24 @@ impl<'a> BatchGenerator<'a> {
         let id = self.engine.submit(request)?;
         self.open.insert(id, self.engine.stats(id).unwrap_or_default());
         Ok(id)
+    }
+
+    /// Queues a request whose prompt comes in parts, after its own tokens if it has any: the step that runs the last token
+    /// of a part runs nothing of the next one, so that [`BatchGenerator::extract_cache`] gives what the parts so far left.
+    /// Empty parts count for nothing.
+    ///
+    /// # Errors
+    /// As [`BatchGenerator::insert`].
+    pub fn insert_segments(
+        &mut self,
+        segments: &[Vec<u32>],
+        mut request: Request,
+    ) -> Result<RequestId, RequestError> {
+        for segment in segments {
+            request.segment_ends.extend(Some(request.tokens.len()).filter(|&end| end > 0));
+            request.tokens.extend(segment);
+        }
+        self.insert(request)
     }
 
     /// Ends a request now and frees what it holds; nothing more is heard of it. Unknown ids are ignored: the request may

@@ -18,6 +18,10 @@ pub struct Request {
     /// How many of the prompt's first tokens are a system prompt, which the prefix cache keeps longest; 0 if that
     /// is not known.
     pub system_tokens: usize,
+    /// Where parts of the prompt end, as numbers of its tokens, each from 1 to all of them: a step ends at each, so that
+    /// [`super::Engine::extract_cache`] gives just what came before ([`super::Update::Prefill`] tells of it). What the
+    /// prefix cache holds beyond the first of them is run again.
+    pub segment_ends: Vec<usize>,
     /// What to begin from. If its tokens are known, `tokens` is the whole prompt, of which it saves the longest
     /// common prefix; if not, the prompt is what it holds and then `tokens`.
     pub cache: Option<PromptCache>,
@@ -123,6 +127,14 @@ pub enum RequestError {
         token: u32,
         /// The number of ids.
         vocab: usize,
+    },
+    /// A part of the prompt ends where the prompt does not reach.
+    #[error("segment_ends must be numbers of prompt tokens from 1 to {prompt}, but one is {end}")]
+    SegmentEnd {
+        /// The value.
+        end: usize,
+        /// Tokens of the prompt.
+        prompt: usize,
     },
     /// A stop string is empty or too long, or there are too many.
     #[error(transparent)]

@@ -113,7 +113,7 @@ impl Engine {
         let mut prompts = Vec::new();
         for (index, active) in self.running.iter().enumerate() {
             let held = self.kv.len(active.sequence());
-            counts.push(active.pending(held).len());
+            counts.push(active.pending(held).len().min(active.until_segment_end(held)));
             if !active.is_decoding(held) {
                 prompts.push(index);
             }

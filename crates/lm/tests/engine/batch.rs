@@ -2,6 +2,7 @@
 
 use crate::common::tiny;
 use lmx::KvType;
+use lmx::cache::PrefixCacheOptions;
 use lmx::engine::{BatchGenerator, Engine, EngineOptions, Event, Reply, Request, RequestError, Update};
 use lmx::sample::SamplingParams;
 
@@ -95,6 +96,65 @@ fn a_cache_that_is_taken_at_any_time_continues_with_the_same_bits() {
         }
         assert!(engine.kv().is_empty() && engine.kv().budget().used() == 0, "{case}: every block was freed");
     }
+}
+
+#[test]
+fn a_step_ends_where_a_segment_does() {
+    segments("llama-f32");
+    segments("lfm2-f32");
+}
+
+fn segments(case: &str) {
+    let whole = request(83, 6);
+    let prompt = whole.tokens.clone();
+    let mut plain = engine(case);
+    let expected = alone(&mut plain, whole);
+    let parts: Vec<Vec<u32>> =
+        [&prompt[..10], &[], &prompt[10..57], &prompt[57..]].map(<[u32]>::to_vec).into();
+    let options = EngineOptions {
+        kv_type: KvType::F32,
+        prefix_cache: Some(PrefixCacheOptions::default()),
+        ..EngineOptions::default()
+    };
+    let mut engine = tiny::engine(case, 2, options);
+    // The second round finds the prompt in the prefix cache.
+    for round in 0..2 {
+        let mut batch = BatchGenerator::new(&mut engine);
+        let id = batch.insert_segments(&parts, request(0, 6)).unwrap();
+        let (mut taken, mut generated) = (Vec::new(), Vec::new());
+        while let Some(updates) = batch.next() {
+            for (_, update) in updates {
+                match update {
+                    Update::Prefill { done, total: 83 } => {
+                        let cache = batch.extract_cache(id).unwrap();
+                        assert_eq!((cache.len(), cache.tokens()), (done, Some(&prompt[..done])));
+                        taken.push(cache);
+                    }
+                    Update::Token(event) => generated.extend(event.token),
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        drop(batch);
+        let ends: Vec<usize> = taken.iter().map(lmx::prompt_cache::PromptCache::len).collect();
+        assert_eq!(ends, [10, 57, 83], "round {round}");
+        assert_eq!(generated, expected.token_ids);
+        let reply = alone(&mut engine, Request { cache: Some(taken.swap_remove(1)), ..request(83, 6) });
+        assert_eq!(bits(&reply), bits(&expected));
+        assert_eq!(reply.stats.cached_tokens, 57);
+    }
+    let wrong = |end| Request { segment_ends: vec![1, end], ..request(5, 1) };
+    for end in [0, 6] {
+        let error = engine.submit(wrong(end)).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            format!("segment_ends must be numbers of prompt tokens from 1 to 5, but one is {end}")
+        );
+    }
+    assert!(matches!(
+        BatchGenerator::new(&mut engine).insert_segments(&[], request(0, 1)),
+        Err(RequestError::EmptyPrompt)
+    ));
 }
 
 #[test]
