@@ -1,7 +1,7 @@
 //! A draft model's guesses change how fast a reply comes, never what it is.
 
 use crate::common::golden_cases::Case;
-use crate::common::text_data::small;
+use crate::common::text_data::{golden, small};
 use crate::common::tiny;
 use lmx::KvType;
 use lmx::cache::{KvQuantization, KvWindow, PrefixCacheOptions};
@@ -13,7 +13,7 @@ use lmx::grammar::{Form, Grammar};
 use lmx::models::Model;
 use lmx::sample::{LogitsProcessor, ProcessorParams, SampleError, SamplingParams};
 use lmx::text::{EosSet, EosSource, Tokenizer};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// A tiny model with a context of 1,024 tokens.
@@ -30,6 +30,17 @@ fn model_with_context(case: &str, context: usize) -> Box<dyn Model> {
 /// Any tokenizer will do: the model's text means nothing.
 fn tokenizer(name: &str) -> Arc<Tokenizer> {
     Arc::new(small(name))
+}
+
+/// The tokenizer of the tests with a changed file.
+fn changed(change: impl FnOnce(&mut Value)) -> Arc<Tokenizer> {
+    let (from, to) = (golden().join("byte_level"), tempfile::tempdir().unwrap());
+    std::fs::copy(from.join("tokenizer_config.json"), to.path().join("tokenizer_config.json")).unwrap();
+    let text = std::fs::read_to_string(from.join("tokenizer.json")).unwrap();
+    let mut tokenizer = serde_json::from_str(&text).unwrap();
+    change(&mut tokenizer);
+    std::fs::write(to.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    Arc::new(Tokenizer::from_folder(to.path()).unwrap())
 }
 
 fn plain(case: &str, options: EngineOptions) -> Engine {
@@ -146,7 +157,9 @@ fn a_model_that_guesses_for_itself_is_always_right() {
 
 #[test]
 fn other_models_guess_less_well_and_the_reply_is_the_same() {
-    for (by, max_running, depths) in [("llama-q4", 8, 1..=8), ("gemma3-f32", 1, 3..=3)] {
+    for (by, max_running, depths) in
+        [("llama-q4", 8, 1..=8), ("llama-q4", 1, 1..=8), ("gemma3-f32", 1, 3..=3)]
+    {
         let options = EngineOptions { max_running, ..EngineOptions::default() };
         let expected = events(&mut plain("llama-f32", options), make(None));
         let mut engine = drafted("llama-f32", by, options);
@@ -160,12 +173,32 @@ fn other_models_guess_less_well_and_the_reply_is_the_same() {
     }
 }
 
+fn ngram(ngram: usize, draft_tokens: usize) -> Option<Speculation> {
+    Some(NgramSpeculation { ngram, draft_tokens }.into())
+}
+
+#[test]
+fn the_text_guesses_any_number_of_tokens() {
+    for max_running in [1, 8] {
+        let options = EngineOptions { max_running, ..EngineOptions::default() };
+        let mut engine = plain("llama-f32", options);
+        let expected = events(&mut engine, make(None));
+        let mut sums = [0, 0];
+        for depth in 1..=8 {
+            let requests = make(ngram(1 + depth % 2, depth));
+            let [guesses, right] = compare(&mut engine, &expected, requests, &format!("depth {depth}"));
+            sums = [sums[0] + guesses, sums[1] + right];
+        }
+        assert!(sums[1] > 500 && sums[1] < sums[0], "{sums:?}");
+    }
+}
+
 #[test]
 fn the_text_and_a_draft_guess_beside_each_other() {
     let options = EngineOptions { max_running: 8, ..EngineOptions::default() };
     let expected = events(&mut plain("llama-f32", options), make(None));
     let mut engine = drafted("llama-f32", "llama-q4", options);
-    let ways = [fixed(4), None, Some(NgramSpeculation { ngram: 1, draft_tokens: 8 }.into())];
+    let ways = [fixed(4), None, ngram(1, 8)];
     let mut mixed = make(None);
     mixed.iter_mut().zip(ways.iter().cycle()).for_each(|(request, &way)| request.speculation = way);
     compare(&mut engine, &expected, mixed, "mixed");
@@ -206,30 +239,75 @@ fn under_every_policy_of_keys_and_values_and_with_little_room() {
     }
 }
 
-/// A schema of bounded strings, arrays and numbers, in the few signs of the tiny model's vocabulary.
-fn form() -> Grammar {
-    let of_signs = "\"A[A-Z0-9]{0,6}\"";
-    // The tiny model has no brackets but round ones: lists are written with those.
-    let lark =
-        Form::Regex(format!("\\(({of_signs}|[1-9][0-9]{{0,2}})(,({of_signs}|[1-9][0-9]{{0,2}})){{2,9}}\\)"));
-    plain("llama-f32", EngineOptions::default()).grammars().unwrap().compile(&lark).unwrap()
+/// Lists of bounded texts and numbers, in the few signs of the tiny model's vocabulary: it has no brackets but round ones.
+/// With `items` or more of them.
+fn form(items: usize) -> Grammar {
+    let item = "(\"A[A-Z0-9]{0,6}\"|[1-9][0-9]{0,2})";
+    let form = Form::Regex(format!("\\({item}(,{item}){{{items},{}}}\\)", items + 7));
+    plain("llama-f32", EngineOptions::default()).grammars().unwrap().compile(&form).unwrap()
 }
 
 #[test]
 fn guesses_follow_the_grammar() {
-    let grammar = form();
-    let make = |speculation| -> Vec<Request> {
-        make(speculation).into_iter().map(|r| Request { grammar: Some(grammar.clone()), ..r }).collect()
-    };
-    let options = EngineOptions { max_running: 8, ..EngineOptions::default() };
-    let expected = events(&mut plain("llama-f32", options), make(None));
-    assert!(expected.iter().all(|e| e.last().unwrap().finish == Some(FinishReason::Stop)));
-    for by in ["llama-f32", "gemma3-f32"] {
-        let mut engine = drafted("llama-f32", by, options);
-        for depth in [1, 3, 8] {
-            let [guesses, right] = compare(&mut engine, &expected, make(fixed(depth)), by);
-            assert!(right > 50 && (by == "gemma3-f32" || right == guesses), "{by}: {right} of {guesses}");
+    // Short ones end by themselves, long ones after 200 tokens.
+    for (items, finish) in [(2, FinishReason::Stop), (100, FinishReason::Length)] {
+        let grammar = form(items);
+        let make = |speculation| -> Vec<Request> {
+            make(speculation).into_iter().map(|r| Request { grammar: Some(grammar.clone()), ..r }).collect()
+        };
+        let expected = events(&mut plain("llama-f32", EngineOptions::default()), make(None));
+        assert!(expected.iter().all(|e| e.last().unwrap().finish == Some(finish)));
+        for max_running in [1, 8] {
+            let options = EngineOptions { max_running, ..EngineOptions::default() };
+            for (by, depths) in [("llama-f32", 1..=8), ("gemma3-f32", 3..=3)] {
+                let mut engine = drafted("llama-f32", by, options);
+                for depth in depths {
+                    let [guesses, right] = compare(&mut engine, &expected, make(fixed(depth)), by);
+                    assert!(
+                        right > 50 && (by == "gemma3-f32" || right == guesses),
+                        "{by}: {right} of {guesses}"
+                    );
+                }
+            }
+            let mut engine = plain("llama-f32", options);
+            for depth in [1, 4, 8] {
+                let [_, right] = compare(&mut engine, &expected, make(ngram(1, depth)), "the text");
+                assert!(right > 0, "depth {depth}");
+            }
         }
+    }
+}
+
+#[test]
+fn a_reply_that_ends_among_guesses_leaves_what_a_plain_one_leaves() {
+    let ending = |index: u64, speculation| Request {
+        return_cache: true,
+        ignore_eos: !index.is_multiple_of(3),
+        stop: if index % 3 == 1 { vec!["7".to_owned(), "A".to_owned()] } else { Vec::new() },
+        max_tokens: Some(10 + index as usize),
+        ..request(index, 1.0, speculation)
+    };
+    for speculation in [fixed(5), ngram(1, 5)] {
+        let mut accepted = 0;
+        let mut left = |mut engine: Engine, speculation| -> Vec<_> {
+            let alone = |engine: &mut Engine, request| {
+                engine.batch_generate([request], &mut |_| {}).remove(0).unwrap()
+            };
+            let one = |index| {
+                let reply = alone(&mut engine, ending(index, speculation));
+                accepted += reply.stats.accepted_tokens;
+                let cache = reply.cache.unwrap();
+                let held = cache.tokens().unwrap().to_vec();
+                let tokens = [&held[..], &reply.token_ids[reply.token_ids.len() - 1..], &[5, 6]].concat();
+                let next = alone(&mut engine, Request { cache: Some(cache), ..Request::new(tokens, 4) });
+                (reply.token_ids, held, next.token_ids, next.logprobs, next.stats.cached_tokens)
+            };
+            (1..=30).map(one).collect()
+        };
+        let options = EngineOptions::default();
+        let expected = left(plain("llama-f32", options), None);
+        assert_eq!(left(drafted("llama-f32", "llama-f32", options), speculation), expected);
+        assert!(accepted > 20, "{accepted}");
     }
 }
 
@@ -281,6 +359,23 @@ fn what_cannot_guess_is_refused_by_name() {
     let error = with("llama-f32", other).to_string();
     assert!(error.starts_with("the draft model's tokenizer differs: id 0 is"), "{error}");
     assert!(error.contains("the control token \"<|endoftext|>\""), "{error}");
+    // As many tokens, but two ids are swapped, or one marks structure in one of them only.
+    let swapped = DraftModel {
+        tokenizer: changed(|tokenizer| {
+            let vocab = &mut tokenizer["model"]["vocab"];
+            let (a, b) = (vocab["A"].take(), vocab["B"].take());
+            (vocab["A"], vocab["B"]) = (b, a);
+        }),
+        ..draft("llama-f32")
+    };
+    let error = with("llama-f32", swapped).to_string();
+    assert!(error.ends_with("is \"B\", but in the model's it is \"A\""), "{error}");
+    let marked = DraftModel {
+        tokenizer: changed(|tokenizer| tokenizer["added_tokens"][3]["special"] = json!(true)),
+        ..draft("llama-f32")
+    };
+    let error = with("llama-f32", marked).to_string();
+    assert!(error.contains("id 420 is the control token \"<think>\""), "{error}");
     let error = plain("llama-f32", options).submit(request(1, 0.0, fixed(3))).unwrap_err();
     assert!(matches!(error, RequestError::NoDraft), "{error}");
     let error = drafted("llama-f32", "llama-f32", options).submit(request(1, 0.0, fixed(65))).unwrap_err();
