@@ -10,7 +10,7 @@ use crate::progress::Progress;
 use crate::report::Notices;
 use lmx::cache::{KvQuantization, KvWindow, LayerKv, Policy};
 use lmx::checkpoint::{Checkpoint, OpenOptions};
-use lmx::engine::{DraftModel, Engine, EngineOptions};
+use lmx::engine::{DraftModel, Engine, EngineOptions, RequestError, Speculation};
 use lmx::grammar::{Form, Grammar};
 use lmx::models::{Model, kv_spec};
 use lmx::prompt_cache::{Identity, PromptCache, PromptCacheFile};
@@ -341,6 +341,19 @@ impl Session {
     pub(crate) fn identity(&self) -> anyhow::Result<Identity> {
         let template = self.template.as_ref().ok().and_then(|template| template.source(false));
         Ok(Identity::of(&self.checkpoint, template)?.with_adapter(self.adapter.as_ref()))
+    }
+
+    /// Refuses guesses for a model that cannot take them back.
+    ///
+    /// # Errors
+    /// [`RequestError::Speculation`].
+    pub(crate) fn check_speculation(&self, speculation: Option<Speculation>) -> Result<(), End> {
+        match speculation {
+            Some(_) if !self.engine.model().states().is_empty() => {
+                Err(End::Failed(RequestError::Speculation.into()))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Says what went wrong with the folder of `--prompt-cache-dir`.

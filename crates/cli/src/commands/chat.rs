@@ -37,6 +37,7 @@ pub(crate) fn run(options: &ChatOptions) -> Result<(), End> {
         let help = "a model without a chat template chats with --use-default-chat-template";
         return Err(End::Failed(anyhow!("{error} ({help})")));
     }
+    session.check_speculation(options.speculation)?;
     session.notice_quantization_out_of_reach(0, None, &mut notices);
     report::filters_without_effect(&options.sampling, &options.processors, &mut notices);
     if args.pipeline {

@@ -51,6 +51,7 @@ pub(crate) fn run(options: &GenerateOptions) -> Result<(), End> {
     let concurrency = Concurrency::of(RUNNING);
     let mut session =
         Session::open(models, &args.adapter, &args.run, &args.template, reuse, concurrency, &mut notices)?;
+    session.check_speculation(options.speculation)?;
     let tokens = match &file {
         Some(file) => {
             cached::note_late_quantization(file, args, &mut notices);

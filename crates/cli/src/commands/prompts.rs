@@ -41,6 +41,7 @@ pub(crate) fn run(options: &GenerateOptions, path: &Path) -> Result<(), End> {
         concurrency,
         &mut notices,
     )?;
+    session.check_speculation(options.speculation)?;
     report::filters_without_effect(&options.sampling, &options.processors, &mut notices);
     if output.written() > 0 {
         notices.add(format!("{} of {total} replies are there already", output.written()));

@@ -10,7 +10,7 @@ use crate::session::{Concurrency, Models, Reuse, Session, open_options};
 use crate::terminal;
 use anyhow::Context;
 use lmx::checkpoint::ModelSource;
-use lmx::engine::{RequestError, Speculation};
+use lmx::engine::Speculation;
 use lmx::text::reply::ToolFormat;
 use lmx_server::{LoadProgress, LoadedModel, Loader, Server, Source, weight_bytes};
 use std::io::IsTerminal;
@@ -135,9 +135,7 @@ fn load(
         Concurrency { replies: args.decode_concurrency.get(), prompts: args.prompt_concurrency.get() },
         &mut notices,
     )?;
-    if speculation.is_some() && !session.engine.model().states().is_empty() {
-        return Err(End::Failed(RequestError::Speculation.into()));
-    }
+    session.check_speculation(speculation)?;
     let template = match &args.chat_template {
         Some(given) => session.tokenizer.chat_template_given(given),
         None => session.template,

@@ -415,3 +415,21 @@ fn a_draft_model_changes_nothing_but_the_speed() {
     let many = ["--draft-model", "x", "--num-draft-tokens", "99"];
     generate(&model, &many).assert_error(2, &["from 1 to 64", "99"]);
 }
+
+#[test]
+fn guesses_that_cannot_be_taken_back_are_refused_when_the_model_is_loaded() {
+    let model = Model::recurrent();
+    let file = model.file("prompts.jsonl");
+    std::fs::write(&file, "{\"prompt\": \"a\"}\n{\"prompt\": \"b\"}\n").unwrap();
+    let file = file.to_str().unwrap();
+    for command in
+        [&["generate"][..], &["generate", "--n", "2"], &["generate", "--prompts-file", file], &["chat"]]
+    {
+        let words = [command, &["--model", model.path()]].concat();
+        run(&[&words[..], &["--ngram-spec"]].concat()).assert_error(1, &["recurrent state"]);
+        let draft = Model::random();
+        run(&[&words[..], &["--draft-model", draft.path()]].concat()).assert_error(1, &["recurrent state"]);
+    }
+    let plain = run(&["generate", "--model", model.path(), "-m", "3", "--verbose", "F"]);
+    assert_eq!(plain.code, Some(0), "{plain:?}");
+}

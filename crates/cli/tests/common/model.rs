@@ -61,6 +61,33 @@ impl Model {
         Self::write(&vocab, &weights)
     }
 
+    /// A model with recurrent state: a short convolution, and zeros for weights.
+    pub fn recurrent() -> Self {
+        let vocab = vocabulary(&[]);
+        let matrix = |name: &str, shape: &[usize]| {
+            (format!("model.{name}.weight"), shape.to_vec(), vec![0.0; shape.iter().product()])
+        };
+        let (square, layer) = ([HIDDEN, HIDDEN], "layers.0");
+        let mut weights = vec![
+            matrix("embed_tokens", &[vocab.len(), HIDDEN]),
+            matrix(&format!("{layer}.conv.conv"), &[HIDDEN, 1, 3]),
+            matrix(&format!("{layer}.conv.in_proj"), &[3 * HIDDEN, HIDDEN]),
+            matrix(&format!("{layer}.conv.out_proj"), &square),
+        ];
+        weights
+            .extend(["w1", "w2", "w3"].map(|part| matrix(&format!("{layer}.feed_forward.{part}"), &square)));
+        let norms =
+            ["embedding_norm".to_owned(), format!("{layer}.operator_norm"), format!("{layer}.ffn_norm")];
+        weights.extend(norms.map(|name| matrix(&name, &[HIDDEN])));
+        let model = Self::write(&vocab, &weights);
+        model.edit("config.json", |config| {
+            let own = json!({"model_type": "lfm2", "num_hidden_layers": 1, "layer_types": ["conv"], "norm_eps": 1e-5,
+                "conv_L_cache": 3, "block_auto_adjust_ff_dim": false, "tie_word_embeddings": true});
+            config.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
+        });
+        model
+    }
+
     /// An adapter on the head that has the model say `byte` for ever; in a folder of its own.
     pub fn adapter_saying(byte: u8) -> TempDir {
         let vocab = vocabulary(&[]).len();
