@@ -3,7 +3,7 @@
 use crate::args::sampling::{MaxTokens, flag_of};
 use crate::running::Outcome;
 use crate::terminal;
-use lmx::engine::FinishReason;
+use lmx::engine::{FinishReason, Stats};
 use lmx::sample::{ProcessorParams, SamplingParams};
 use serde_json::{Value, json};
 
@@ -98,6 +98,15 @@ pub(crate) fn say_statistics(outcome: &Outcome, notices: &Notices) {
         stats.generation_tokens,
         stats.generation_tps()
     ));
+    say_events(stats);
+    terminal::say(&format!("Peak memory: {:.3} GB", gigabytes(peak_memory())));
+    terminal::say(&format!("Time to first token: {:.3} s", stats.first_token_seconds));
+    terminal::say(&format!("Seed: {}", stats.seed));
+    notices.say_facts();
+}
+
+/// Lines about guesses and preemptions, where there were any.
+pub(crate) fn say_events(stats: &Stats) {
     if stats.drafted_tokens > 0 {
         let (right, all) = (stats.accepted_tokens, stats.drafted_tokens);
         terminal::say(&format!("Drafts: {right} of {all} tokens accepted"));
@@ -108,10 +117,6 @@ pub(crate) fn say_statistics(outcome: &Outcome, notices: &Notices) {
     if stats.preemptions > 0 {
         terminal::say(&format!("Preemptions: {}", stats.preemptions));
     }
-    terminal::say(&format!("Peak memory: {:.3} GB", gigabytes(peak_memory())));
-    terminal::say(&format!("Time to first token: {:.3} s", stats.first_token_seconds));
-    terminal::say(&format!("Seed: {}", stats.seed));
-    notices.say_facts();
 }
 
 /// The object of `--json`.

@@ -8,7 +8,7 @@ use crate::running::Outcome;
 use crate::session::Session;
 use crate::terminal;
 use anyhow::Context;
-use lmx::engine::{Reply, Request, Stats, Vote, majority_vote};
+use lmx::engine::{FinishReason, Reply, Request, Stats, Vote, majority_vote};
 use lmx::sample::random_seed;
 use serde_json::{Value, json};
 
@@ -67,13 +67,17 @@ pub(crate) fn run(
         }),
     };
     let result = result.context("a reply failed")?;
+    let cut = result.replies.iter().filter(|(reply, _)| reply.finish == FinishReason::Length).count();
+    if cut > 0 {
+        notices.add(format!("{cut} of {} replies were cut (--max-tokens)", result.replies.len()));
+    }
     if args.json {
         let object = result.json(model, &session.kv_format, &notices);
         return terminal::print(&format!("{object}\n"));
     }
     result.print()?;
     if args.verbose {
-        result.say_statistics(&notices);
+        result.say_statistics(seed, &notices);
     }
     Ok(())
 }
@@ -134,20 +138,25 @@ impl Outcomes {
         object
     }
 
-    fn say_statistics(&self, notices: &Notices) {
+    fn say_statistics(&self, seed: u64, notices: &Notices) {
         let mut sum = Stats::default();
         for (reply, _) in &self.replies {
             sum.generation_tokens += reply.stats.generation_tokens;
             sum.prompt_tokens = reply.stats.prompt_tokens;
+            sum.drafted_tokens += reply.stats.drafted_tokens;
+            sum.accepted_tokens += reply.stats.accepted_tokens;
+            sum.preemptions += reply.stats.preemptions;
         }
         terminal::say("==========");
         let Stats { prompt_tokens, generation_tokens, .. } = sum;
         terminal::say(&format!("Prompt: {prompt_tokens} tokens, run once"));
         terminal::say(&format!("Generation: {generation_tokens} tokens in {} replies", self.replies.len()));
+        report::say_events(&sum);
         for vote in self.votes.iter().flatten() {
             terminal::say(&format!("Votes: {} for {}", vote.replies.len(), vote.answer));
         }
         terminal::say(&format!("Peak memory: {:.3} GB", report::gigabytes(report::peak_memory())));
+        terminal::say(&format!("Seed: {seed}"));
         notices.say_facts();
     }
 }

@@ -102,7 +102,7 @@ struct Batch<'a> {
     read: usize,
     pending: BTreeMap<RequestId, Pending>,
     failed: usize,
-    /// Tokens and preemptions of all replies.
+    /// Tokens, guesses and preemptions of all replies.
     sum: Stats,
 }
 
@@ -285,6 +285,8 @@ impl Batch<'_> {
         }
         self.sum.prompt_tokens += outcome.stats.prompt_tokens;
         self.sum.generation_tokens += outcome.stats.generation_tokens;
+        self.sum.drafted_tokens += outcome.stats.drafted_tokens;
+        self.sum.accepted_tokens += outcome.stats.accepted_tokens;
         self.sum.preemptions += outcome.stats.preemptions;
         let mut reply = json!({"index": index, "id": id});
         let object =
@@ -298,15 +300,13 @@ impl Batch<'_> {
     fn say_statistics(&self, replies: usize, started: Instant) {
         let seconds = started.elapsed().as_secs_f64();
         let rate = |tokens: usize| tokens as f64 / seconds.max(1e-9);
-        let Stats { prompt_tokens, generation_tokens, preemptions, .. } = self.sum;
+        let Stats { prompt_tokens, generation_tokens, .. } = self.sum;
         terminal::say("==========");
         terminal::say(&format!("Replies: {} of {replies} in {seconds:.3} s", replies - self.failed));
         terminal::say(&format!("Prompt: {prompt_tokens} tokens, {:.3} tokens-per-sec", rate(prompt_tokens)));
         let generation = rate(generation_tokens);
         terminal::say(&format!("Generation: {generation_tokens} tokens, {generation:.3} tokens-per-sec"));
-        if preemptions > 0 {
-            terminal::say(&format!("Preemptions: {preemptions}"));
-        }
+        report::say_events(&self.sum);
         terminal::say(&format!("Peak memory: {:.3} GB", report::gigabytes(report::peak_memory())));
     }
 }

@@ -26,10 +26,16 @@ fn the_first_choice_is_the_reply_without_choices() {
     let seed = choices[2]["seed"].to_string();
     assert_eq!(json_of(&model, &["--seed", &seed])["token_ids"], choices[2]["token_ids"]);
 
+    // The prompt was run for the first of them, and its time counts.
+    assert_eq!(several["cached_tokens"], 0);
     let plain = generate(&model, &["--seed", "5", "--n", "2", "--regex", "[ab]{4}"]);
     let lines: Vec<&str> = plain.assert_ok().lines().collect();
     assert_eq!((lines.len(), lines[1]), (3, "---"));
     assert!(plain.stderr.contains("run once") && plain.stderr.contains("in 2 replies"), "{plain:?}");
+    let cut = generate(&model, &["--seed", "5", "--n", "3", "-m", "40", "--ngram-spec", "--ngram-n", "1"]);
+    for part in ["of 3 replies were cut (--max-tokens)", "Drafts: ", "Seed: 5"] {
+        assert!(cut.stderr.contains(part), "{part}: {cut:?}");
+    }
     let greedy = generate(&model, &["--n", "2", "--temp", "0", "--verbose", "false"]);
     assert!(greedy.stderr.contains("all replies are the same"), "{greedy:?}");
 }
