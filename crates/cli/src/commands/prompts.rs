@@ -202,7 +202,7 @@ impl Batch<'_> {
             },
             seed: line.seed.or(options.args.seed),
             grammar,
-            speculation: options.speculation,
+            speculation: line.speculation(options.speculation)?,
             ignore_eos: line.ignore_eos.unwrap_or(false),
             priority: line.priority.unwrap_or(0),
             ..Request::default()

@@ -1,6 +1,7 @@
 //! The lines of a prompts file.
 
 use anyhow::{Context, bail};
+use lmx::engine::{DraftSpeculation, NgramSpeculation, Speculation};
 use lmx::grammar::Form;
 use lmx::sample::{ProcessorParams, SamplingParams};
 use serde::Deserialize;
@@ -30,6 +31,8 @@ pub(crate) struct Line {
     pub(crate) ignore_eos: Option<bool>,
     pub(crate) adapter: Option<AdapterChoice>,
     pub(crate) priority: Option<i32>,
+    num_draft_tokens: Option<usize>,
+    filter_tempered: Option<bool>,
     json_schema: Option<Value>,
     regex: Option<String>,
     grammar: Option<String>,
@@ -127,8 +130,26 @@ impl Line {
             top_k: self.top_k.unwrap_or(base.top_k),
             xtc_probability: self.xtc_probability.unwrap_or(base.xtc_probability),
             xtc_threshold: self.xtc_threshold.unwrap_or(base.xtc_threshold),
+            temperature_first: self.filter_tempered.unwrap_or(base.temperature_first),
             ..base.clone()
         }
+    }
+
+    /// How this line's tokens are guessed: with 0 not at all, otherwise as the command line says.
+    pub(crate) fn speculation(&self, base: Option<Speculation>) -> anyhow::Result<Option<Speculation>> {
+        Ok(match (self.num_draft_tokens, base) {
+            (None, base) => base,
+            (Some(0), _) => None,
+            (Some(draft_tokens), Some(Speculation::Ngram(base))) => {
+                Some(NgramSpeculation { draft_tokens, ..base }.into())
+            }
+            (Some(draft_tokens), Some(Speculation::Draft(base))) => {
+                Some(DraftSpeculation { draft_tokens, ..base }.into())
+            }
+            (Some(_), None) => {
+                bail!("num_draft_tokens needs --ngram-spec or --draft-model: nothing is guessed without")
+            }
+        })
     }
 
     /// The processors of this line, where it says nothing those of `base`.

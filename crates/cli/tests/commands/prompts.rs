@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-const COUNT: usize = 24;
+/// As many as run together.
+const COUNT: usize = 32;
 
 /// Requests that differ in all that can differ.
 fn request(index: usize) -> Value {
@@ -56,7 +57,7 @@ fn every_line_gets_the_reply_that_it_would_get_alone() {
     let outcome = generate(&model, &file, &[]);
     let together = replies(outcome.assert_ok());
     assert_eq!(together.len(), COUNT);
-    for part in ["Replies: 24 of 24", "tokens-per-sec", "Peak memory"] {
+    for part in ["Replies: 32 of 32", "tokens-per-sec", "Peak memory"] {
         assert!(outcome.stderr.contains(part), "{outcome:?}");
     }
     let one_by_one = generate(&model, &file, &["--decode-concurrency", "1", "--threads", "1"]);
@@ -151,6 +152,51 @@ fn concurrency_is_for_files_of_prompts() {
             .assert_error(2, &[flag, "--prompts-file"]);
         run(&["generate", "--model", "m", "--prompts-file", "f", flag, "0"]).assert_error(2, &[flag, "0"]);
     }
+}
+
+#[test]
+fn each_line_says_how_much_is_guessed_and_what_filters_see() {
+    let model = Model::script(&[b"tick", b" tock "], Then::Loop);
+    let file = model.file("requests.jsonl");
+    let of = |more: Value| {
+        let mut line = json!({"prompt": "go", "max_tokens": 40, "seed": 1});
+        line.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        line.to_string()
+    };
+    let lines = [
+        json!({}),
+        json!({"num_draft_tokens": 0}),
+        json!({"num_draft_tokens": 1}),
+        json!({"num_draft_tokens": 99}),
+    ];
+    write_requests(&file, &lines.map(of));
+    for (source, always) in [(&["--ngram-spec"][..], true), (&["--draft-model", model.path()][..], false)] {
+        let outcome = generate(&model, &file, &[source, &["--num-draft-tokens", "8"]].concat());
+        assert_eq!(outcome.code, Some(1), "{outcome:?}");
+        let replies = replies(&outcome.stdout);
+        assert!(replies[1..3].iter().all(|reply| reply["token_ids"] == replies[0]["token_ids"]));
+        let drafted = |index: usize| replies[index]["drafted_tokens"].as_u64().unwrap();
+        assert_eq!(drafted(1), 0, "{replies:?}");
+        // Whether a draft model pays is a matter of time.
+        assert!(!always || drafted(0) > 0 && drafted(2) > 0 && outcome.stderr.contains("Drafts: "));
+        assert!(replies[3]["error"].as_str().unwrap().contains("draft_tokens"), "{replies:?}");
+    }
+    let error = replies(&generate(&model, &file, &[]).stdout)[2]["error"].clone();
+    assert!(
+        error.as_str().unwrap().contains("num_draft_tokens needs --ngram-spec or --draft-model"),
+        "{error}"
+    );
+
+    // At a high temperature few tokens are this likely before it, and all after it.
+    let model = Model::random();
+    let line = |tempered: Value| of(json!({"temperature": 3.0, "min_p": 0.9, "filter_tempered": tempered}));
+    write_requests(&file, &[json!(false), json!(true), json!(null)].map(line));
+    let texts = |words: &[&str]| -> Vec<Value> {
+        let outcome = generate(&model, &file, words);
+        replies(outcome.assert_ok()).into_iter().map(|mut reply| reply["token_ids"].take()).collect()
+    };
+    let (own, flag) = (texts(&[]), texts(&["--filter-tempered"]));
+    assert!(own[0] != own[1] && own[2] == own[0] && flag[..2] == own[..2] && flag[2] == own[1]);
 }
 
 /// A finished run with its requests and its output.
