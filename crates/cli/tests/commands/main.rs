@@ -7,6 +7,7 @@ mod common;
 mod adapters;
 mod chat;
 mod choices;
+mod flags;
 mod form;
 mod generate;
 mod inspect;
