@@ -8,6 +8,8 @@ mod common;
 mod document;
 #[path = "protocols/fields.rs"]
 mod fields;
+#[path = "protocols/forms.rs"]
+mod forms;
 #[path = "protocols/responses.rs"]
 mod responses;
 #[path = "protocols/tools.rs"]
