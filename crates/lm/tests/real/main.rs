@@ -7,3 +7,4 @@ mod common;
 mod models;
 mod prefix;
 mod schedules;
+mod speculation;

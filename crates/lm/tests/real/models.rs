@@ -2,9 +2,8 @@
 
 use crate::common::logits::LogitsLog;
 use lmx::cache::{KvQuantization, KvStore};
-use lmx::engine::{DraftModel, DraftSpeculation, Engine, EngineOptions, Event, Request, Stats, Update};
+use lmx::engine::{Engine, EngineOptions, Request, Update};
 use lmx::models::{StepInputs, kv_spec};
-use lmx::sample::SamplingParams;
 use lmx::{Device, Isa, LoadOptions, Loaded};
 use lmx_tensor::RowAdapters;
 use lmx_tensor::kernels::attention::KvType;
@@ -196,37 +195,5 @@ fn batches_chunks_and_threads_change_no_bit() {
             let whole = replies(name, &long, 1, 2048, 2);
             assert_eq!(whole, replies(name, &long, 1, 333, 1), "{name}: 700 tokens in chunks of 333");
         }
-    }
-}
-
-#[test]
-fn smollm2_guesses_for_itself_and_is_always_right() {
-    for temperature in [0.0, 1.0] {
-        let request = |speculation| Request {
-            sampling: SamplingParams { temperature, ..SamplingParams::default() },
-            seed: Some(1),
-            speculation,
-            ..Request::new(vec![1, 504, 3575, 282, 4649, 314], 60)
-        };
-        let run = |engine: &mut Engine, speculation| -> (Vec<Option<u32>>, Stats) {
-            let events: Vec<Event> =
-                engine.generate(request(speculation)).unwrap().map(Result::unwrap).collect();
-            (events.iter().map(|event| event.token).collect(), events.last().unwrap().stats.clone())
-        };
-        let folder = "SmolLM2-135M-Instruct";
-        let (plain, _) = run(&mut engine(load(folder, 2), KvType::F16, 512), None);
-        let Loaded { model, tokenizer, .. } = load(folder, 2);
-        let draft = DraftModel { model, tokenizer, kv_type: KvType::F16, kv_memory: usize::MAX };
-        let mut engine = engine(load(folder, 2), KvType::F16, 512).with_draft(draft).unwrap();
-        let (guessed, stats) =
-            run(&mut engine, Some(DraftSpeculation { draft_tokens: 4, adaptive: false }.into()));
-        assert_eq!(guessed, plain);
-        println!("{} of {} at temperature {temperature}", stats.accepted_tokens, stats.drafted_tokens);
-        assert_eq!(stats.accepted_tokens, stats.drafted_tokens);
-        assert!(stats.accepted_tokens > 0);
-        let adaptive = Some(DraftSpeculation { draft_tokens: 4, adaptive: true }.into());
-        let (guessed, stats) = run(&mut engine, adaptive);
-        assert_eq!(guessed, plain);
-        println!("adaptive: {} of {}, {:?}", stats.accepted_tokens, stats.drafted_tokens, stats.draft_stop);
     }
 }

@@ -23,13 +23,17 @@ fn engine(name: &str, options: &dyn Fn(EngineOptions) -> EngineOptions) -> Engin
 }
 
 /// The model guesses for itself, in as much room.
-fn drafted(name: &str, kv_memory: usize, options: &dyn Fn(EngineOptions) -> EngineOptions) -> Engine {
+pub(crate) fn drafted(
+    name: &str,
+    kv_memory: usize,
+    options: &dyn Fn(EngineOptions) -> EngineOptions,
+) -> Engine {
     let engine = engine(name, &|base| EngineOptions { kv_memory, ..options(base) });
     let Loaded { model, tokenizer, kv_type, .. } = load(name);
     engine.with_draft(DraftModel { model, tokenizer, kv_type, kv_memory }).unwrap()
 }
 
-fn asked(name: &str, usual: usize) -> usize {
+pub(crate) fn asked(name: &str, usual: usize) -> usize {
     std::env::var(name).map_or(usual, |number| number.parse().unwrap())
 }
 
