@@ -84,6 +84,8 @@ impl Model {
             let own = json!({"model_type": "lfm2", "num_hidden_layers": 1, "layer_types": ["conv"], "norm_eps": 1e-5,
                 "conv_L_cache": 3, "block_auto_adjust_ff_dim": false, "tie_word_embeddings": true});
             config.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
+            // Every key acts: nothing is to be told of them.
+            config.as_object_mut().unwrap().remove("rms_norm_eps");
         });
         model
     }

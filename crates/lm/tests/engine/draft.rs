@@ -259,9 +259,12 @@ fn guesses_follow_the_grammar() {
         assert!(expected.iter().all(|e| e.last().unwrap().finish == Some(finish)));
         for max_running in [1, 8] {
             let options = EngineOptions { max_running, ..EngineOptions::default() };
-            for (by, depths) in [("llama-f32", 1..=8), ("gemma3-f32", 3..=3)] {
+            // All depths once: every other way has fewer.
+            let all = items == 100 && max_running == 8;
+            let own: &[usize] = if all { &[1, 2, 3, 4, 5, 6, 7, 8] } else { &[1, 8] };
+            for (by, depths) in [("llama-f32", own), ("gemma3-f32", &[3])] {
                 let mut engine = drafted("llama-f32", by, options);
-                for depth in depths {
+                for &depth in depths {
                     let [guesses, right] = compare(&mut engine, &expected, make(fixed(depth)), by);
                     assert!(
                         right > 50 && (by == "gemma3-f32" || right == guesses),
@@ -270,7 +273,7 @@ fn guesses_follow_the_grammar() {
                 }
             }
             let mut engine = plain("llama-f32", options);
-            for depth in [1, 4, 8] {
+            for depth in [1, 8] {
                 let [_, right] = compare(&mut engine, &expected, make(ngram(1, depth)), "the text");
                 assert!(right > 0, "depth {depth}");
             }
@@ -287,7 +290,7 @@ fn a_reply_that_ends_among_guesses_leaves_what_a_plain_one_leaves() {
         max_tokens: Some(10 + index as usize),
         ..request(index, 1.0, speculation)
     };
-    for speculation in [fixed(5), ngram(1, 5)] {
+    for (speculation, least) in [(fixed(5), 20), (ngram(1, 5), 3)] {
         let mut accepted = 0;
         let mut left = |mut engine: Engine, speculation| -> Vec<_> {
             let alone = |engine: &mut Engine, request| {
@@ -307,7 +310,7 @@ fn a_reply_that_ends_among_guesses_leaves_what_a_plain_one_leaves() {
         let options = EngineOptions::default();
         let expected = left(plain("llama-f32", options), None);
         assert_eq!(left(drafted("llama-f32", "llama-f32", options), speculation), expected);
-        assert!(accepted > 20, "{accepted}");
+        assert!(accepted > least, "{accepted}");
     }
 }
 

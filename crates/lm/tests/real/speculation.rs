@@ -20,7 +20,7 @@ fn form(engine: &Engine) -> Grammar {
 
 /// Greedy, and temperature 1 with seeds from 1 on; each plain, with penalties, and with a form.
 fn requests(engine: &Engine, grammar: &Grammar, speculation: Option<Speculation>) -> Vec<Request> {
-    let (seeds, most) = (asked("LMX_TEST_SEEDS", 1) as u64, asked("LMX_TEST_TOKENS", 24));
+    let (seeds, most) = (asked("LMX_TEST_SEEDS", 1) as u64, asked("LMX_TEST_TOKENS", 12));
     let penalties = ProcessorParams {
         repetition_penalty: 1.2,
         frequency_penalty: 0.1,
