@@ -6,7 +6,7 @@ use lmx::{Device, Isa, LoadOptions};
 use std::path::{Path, PathBuf};
 
 /// Pairs for each model; each takes about half a second. `LMX_TEST_PAIRS` asks for another number.
-const PAIRS: usize = 12;
+const PAIRS: usize = 8;
 
 fn engine(name: &str, prefix_cache: Option<PrefixCacheOptions>) -> Engine {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -64,7 +64,7 @@ fn gemma_finds_a_long_prefix_behind_its_window() {
     let mut warm = engine("gemma-3-270m", Some(PrefixCacheOptions::default()));
     let mut cold = engine("gemma-3-270m", None);
     let text = text(&warm);
-    let questions = ["What is this about?", "Name one person.", "How does it end?"];
+    let questions = ["What is this about?", "How does it end?"];
     for (number, question) in questions.into_iter().enumerate() {
         let question = warm.tokenizer().encode(question, false).unwrap();
         let prompt = [&text[..PREFIX], &question].concat();
