@@ -186,13 +186,6 @@ fn equal_pairs<'a>(tiles: &'a [Tile<'a>]) -> impl Iterator<Item = &'a [Tile<'a>]
 }
 
 impl Pass<'_> {
-    /// The place of a step of a plain format in the panel, steps counted over all blocks.
-    #[inline(always)]
-    fn slot(&self, step: usize) -> *mut u8 {
-        let step = if self.ring { step % weights::RING } else { step };
-        self.panel.wrapping_add(step * weights::panel_step(self.layout.step))
-    }
-
     /// The results so far of one row of a tile, for the `index`th block of the panel.
     ///
     /// # Safety

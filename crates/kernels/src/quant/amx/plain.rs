@@ -3,8 +3,9 @@
 use super::super::activations::{STRIDE, WORDS, Word};
 use super::super::code;
 use super::super::format::{LANES, Layout};
-use super::weights::{Expanded, Expander, LEAD, Weights};
+use super::weights::{Expanded, Expander, LEAD, Slots, Weights};
 use super::{Pass, tile};
+use std::arch::asm;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
@@ -81,7 +82,7 @@ struct Ring([[i32; 512]; 2]);
 ///
 /// # Safety
 /// As [`run`]; R is the padded number of rows, NARROW is [`narrow`], W fits the layout and the panel's state.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,gfni")]
 unsafe fn kernel<'a, const R: usize, const AFFINE: bool, const NARROW: bool, W: Weights<'a>>(
     pass: &Pass<'a>,
     tile: usize,
@@ -89,10 +90,10 @@ unsafe fn kernel<'a, const R: usize, const AFFINE: bool, const NARROW: bool, W: 
     let mut ring = MaybeUninit::<Ring>::uninit();
     // SAFETY: the place exists; what is in it is written before it is read.
     let [even, odd] = unsafe { [0, 1].map(|half| (&raw mut (*ring.as_mut_ptr()).0[half]).cast::<i32>()) };
-    let step = pass.layout.step;
+    let (step, slots) = (pass.layout.step, Slots::of(pass));
     let mut weights = W::of(pass);
     let mut ahead = Ahead::<R>::new(pass, tile);
-    let mut slot = 0;
+    let mut slot = slots.first;
     // SAFETY: all steps of the pipeline are in the panel and the tile, by the caller's word.
     unsafe {
         for _ in 0..3 + LEAD {
@@ -101,11 +102,11 @@ unsafe fn kernel<'a, const R: usize, const AFFINE: bool, const NARROW: bool, W: 
         ahead.load_weights();
         ahead.high::<0>();
         ahead.low::<1>();
-        ahead.next(pass);
+        ahead.next();
         ahead.load_weights();
         ahead.high::<2>();
         ahead.low::<3>();
-        ahead.next(pass);
+        ahead.next();
         tile::store::<0>(even);
         if !stacked(R) {
             tile::store::<1>(even.add(256));
@@ -119,15 +120,15 @@ unsafe fn kernel<'a, const R: usize, const AFFINE: bool, const NARROW: bool, W: 
             let mut words =
                 pass.tiles[tile].words.as_ptr().add(pass.steps.start * WORDS * R * 4).cast::<f32>();
             for _ in pass.steps.clone() {
-                let scales = pass.slot(slot).add(step * LANES).cast::<f32>();
+                let scales = slot.add(step * LANES).cast::<f32>();
                 if is_odd {
                     advance::<R, AFFINE, NARROW, 2, 3, 0, 1>(ahead, odd, even, scales, words, &mut acc);
                 } else {
                     advance::<R, AFFINE, NARROW, 0, 1, 2, 3>(ahead, even, odd, scales, words, &mut acc);
                 }
                 weights.next();
-                ahead.next(pass);
-                slot += 1;
+                ahead.next();
+                slot = slots.after(slot);
                 words = words.add(WORDS * R);
                 is_odd = !is_odd;
             }
@@ -138,42 +139,50 @@ unsafe fn kernel<'a, const R: usize, const AFFINE: bool, const NARROW: bool, W: 
     }
 }
 
-/// Operands of the step whose products are to be issued next; past the last step its flag is false.
+/// Operands of the step whose products are to be issued next; past the last step no blocks are left.
 #[derive(Clone, Copy)]
 struct Ahead<const R: usize> {
-    more: bool,
-    input: usize,
-    end: usize,
+    /// Blocks that have steps to come, and the steps of the first of them.
     blocks: usize,
-    slot: usize,
+    left: usize,
     weights: *const u8,
+    /// The digits of the step, and of the first one of a block.
     digits: *const u8,
+    first: *const u8,
+    step: usize,
+    steps: usize,
+    slots: Slots,
 }
 
 impl<const R: usize> Ahead<R> {
     #[inline(always)]
     fn new(pass: &Pass<'_>, tile: usize) -> Self {
-        let [input, end] = [pass.steps.start, pass.steps.end].map(|step| step * pass.layout.step);
-        let blocks = pass.blocks.len();
-        let digits = pass.tiles[tile].digits.as_ptr();
-        Self { more: blocks > 0 && input < end, input, end, blocks, slot: 0, weights: pass.slot(0), digits }
+        let (step, steps, slots) = (pass.layout.step, pass.steps.len(), Slots::of(pass));
+        let input = pass.steps.start * step;
+        let first = pass.tiles[tile].digits.as_ptr();
+        let first = first.wrapping_add(input / STRIDE * 2 * R * STRIDE + input % STRIDE);
+        let blocks = if steps > 0 { pass.blocks.len() } else { 0 };
+        Self { blocks, left: steps, weights: slots.first, digits: first, first, step, steps, slots }
     }
 
     #[inline(always)]
-    fn next(&mut self, pass: &Pass<'_>) {
-        self.slot += 1;
-        self.weights = pass.slot(self.slot);
-        self.input += pass.layout.step;
-        if self.input == self.end {
-            self.input = pass.steps.start * pass.layout.step;
-            self.blocks -= usize::from(self.more);
-            self.more = self.blocks > 0;
+    fn next(&mut self) {
+        self.weights = self.slots.after(self.weights.cast_mut());
+        self.digits = self.digits.wrapping_add(self.step);
+        // The tile begins with a stride.
+        if self.digits.addr().is_multiple_of(STRIDE) {
+            self.digits = self.digits.wrapping_add((2 * R - 1) * STRIDE);
+        }
+        self.left = self.left.wrapping_sub(1);
+        if self.left == 0 {
+            (self.digits, self.left) = (self.first, self.steps);
+            self.blocks = self.blocks.saturating_sub(1);
         }
     }
 
     #[inline(always)]
     unsafe fn load_weights(self) {
-        if self.more {
+        if self.blocks > 0 {
             // SAFETY: by the caller's word.
             unsafe { tile::load::<6>(self.weights) };
         }
@@ -182,11 +191,10 @@ impl<const R: usize> Ahead<R> {
     /// The product of the high digits into tile H, or of both digits.
     #[inline(always)]
     unsafe fn high<const H: u8>(self) {
-        if self.more {
-            let stride = self.input / STRIDE * 2 * R * STRIDE + self.input % STRIDE;
+        if self.blocks > 0 {
             // SAFETY: by the caller's word.
             unsafe {
-                tile::load::<4>(self.digits.add(stride));
+                tile::load::<4>(self.digits);
                 tile::zero::<H>();
                 tile::multiply::<H, 4, 6, true>();
             }
@@ -196,11 +204,10 @@ impl<const R: usize> Ahead<R> {
     /// The product of the low digits into tile L.
     #[inline(always)]
     unsafe fn low<const L: u8>(self) {
-        if self.more && !stacked(R) {
-            let stride = self.input / STRIDE * 2 * R * STRIDE + self.input % STRIDE;
+        if self.blocks > 0 && !stacked(R) {
             // SAFETY: by the caller's word.
             unsafe {
-                tile::load::<5>(self.digits.add(stride + R * STRIDE));
+                tile::load::<5>(self.digits.add(R * STRIDE));
                 tile::zero::<L>();
                 tile::multiply::<L, 5, 6, true>();
             }
@@ -259,15 +266,13 @@ unsafe fn rows<const R: usize, const QUARTER: usize, const AFFINE: bool, const N
         let c = _mm512_load_ps(scales.add(LANES));
         let quarter = const { R * QUARTER / 4..R * (QUARTER + 1) / 4 };
         for (row, acc) in quarter.clone().zip(&mut acc[quarter]) {
-            let high = _mm512_load_si512(sums.add(row * LANES).cast());
-            let low = _mm512_load_si512(
-                sums.add(const { if stacked(R) { R * LANES } else { 256 } } + row * LANES).cast(),
-            );
-            // 256·high + low, in one operation if the lower half of a lane is all of `high`.
+            let high = sums.add(row * LANES);
+            let low = sums.add(const { if stacked(R) { R * LANES } else { 256 } } + row * LANES);
+            let low = _mm512_load_si512(low.cast());
             let sum = if NARROW {
-                _mm512_dpwssd_epi32(low, high, _mm512_set1_epi32(256))
+                add_256(low, high)
             } else {
-                _mm512_add_epi32(_mm512_slli_epi32::<8>(high), low)
+                _mm512_add_epi32(_mm512_slli_epi32::<8>(_mm512_load_si512(high.cast())), low)
             };
             let sum = _mm512_cvtepi32_ps(sum);
             let a = _mm512_set1_ps(*words.add(Word::Scale as usize * R + row));
@@ -278,4 +283,19 @@ unsafe fn rows<const R: usize, const QUARTER: usize, const AFFINE: bool, const N
             }
         }
     }
+}
+
+/// low + 256·high for lanes of `high` whose lower half is all of them. The intrinsic would become two operations.
+///
+/// # Safety
+/// `high` has 16 values, aligned.
+#[target_feature(enable = "avx512f,avx512vnni")]
+#[inline]
+unsafe fn add_256(mut low: __m512i, high: *const i32) -> __m512i {
+    // SAFETY: reads what the caller says; the function's features have the instruction.
+    unsafe {
+        asm!("vpdpwssd {low}, {by}, [{high}]", low = inout(zmm_reg) low, high = in(reg) high,
+            by = in(zmm_reg) _mm512_set1_epi32(256), options(pure, readonly, nostack, preserves_flags));
+    }
+    low
 }

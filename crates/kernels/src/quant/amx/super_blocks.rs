@@ -98,21 +98,19 @@ fn unsigned_digits(q: __m512i, sc: __m512i) -> (__m512i, __m512i) {
     (_mm512_mullo_epi16(q, upper), _mm512_mullo_epi16(q, lower))
 }
 
-/// sc·(q - zero), below 2^13 in magnitude, as 128·upper + lower.
+/// sc·(q - zero), below 2^13 in magnitude, as 128·upper + lower, the lower one not negative.
 #[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
 fn signed_digits(q: __m512i, sc: __m512i, zero: i32) -> (__m512i, __m512i) {
-    let zero = _mm512_set1_epi16(zero as i16);
-    let digits = |q: __m512i| {
-        let product = _mm512_mullo_epi16(_mm512_sub_epi16(q, zero), sc);
-        let upper = _mm512_srai_epi16::<7>(_mm512_add_epi16(product, _mm512_set1_epi16(64)));
-        (upper, _mm512_sub_epi16(product, _mm512_slli_epi16::<7>(upper)))
-    };
     let low_bytes = _mm512_set1_epi16(0xff);
-    let (even_upper, even_lower) = digits(_mm512_and_si512(q, low_bytes));
-    let (odd_upper, odd_lower) = digits(_mm512_srli_epi16::<8>(q));
-    let join = |even, odd| _mm512_or_si512(_mm512_and_si512(even, low_bytes), _mm512_slli_epi16::<8>(odd));
-    (join(even_upper, odd_upper), join(even_lower, odd_lower))
+    let of_zero = _mm512_mullo_epi16(_mm512_set1_epi16(zero as i16), sc);
+    // Each byte of a pair is multiplied alone, by an sc beside a zero.
+    let product = |sc| _mm512_sub_epi16(_mm512_maddubs_epi16(q, sc), of_zero);
+    let (even, odd) = (product(_mm512_and_si512(sc, low_bytes)), product(_mm512_slli_epi16::<8>(sc)));
+    let join = |even, odd| _mm512_ternarylogic_epi32::<0xca>(low_bytes, even, odd);
+    let upper = join(_mm512_srai_epi16::<7>(even), _mm512_slli_epi16::<1>(odd));
+    let lower = _mm512_and_si512(join(even, _mm512_slli_epi16::<8>(odd)), _mm512_set1_epi8(0x7f));
+    (upper, lower)
 }
 
 /// One pass.

@@ -16,8 +16,40 @@ pub(super) const fn panel_step(step: usize) -> usize {
 /// How many steps the expansion is ahead of the loads of tiles, which would wait for stores that are still under way.
 pub(super) const LEAD: usize = 4;
 
-/// Slots of a panel that is used while it is filled: a power of two that holds the steps in flight and the lead.
+/// Slots of a panel that is used while it is filled: they hold the steps in flight and the lead.
 pub(super) const RING: usize = 8;
+
+/// The places of the steps of a panel, of all blocks, one after the other.
+#[derive(Clone, Copy)]
+pub(super) struct Slots {
+    pub(super) first: *mut u8,
+    /// Where the next one is the first again, if the panel is a ring.
+    end: *mut u8,
+    bytes: usize,
+}
+
+impl Slots {
+    #[inline(always)]
+    pub(super) fn of(pass: &Pass<'_>) -> Self {
+        let slots = Self::all(pass.panel, pass.layout.step);
+        Self {
+            end: if pass.ring { slots.first.wrapping_add(RING * slots.bytes) } else { slots.end },
+            ..slots
+        }
+    }
+
+    /// Of a panel that is no ring.
+    #[inline(always)]
+    fn all(panel: *mut u8, step: usize) -> Self {
+        Self { first: panel, end: std::ptr::null_mut(), bytes: panel_step(step) }
+    }
+
+    #[inline(always)]
+    pub(super) fn after(self, slot: *mut u8) -> *mut u8 {
+        let next = slot.wrapping_add(self.bytes);
+        if next == self.end { self.first } else { next }
+    }
+}
 
 /// Where the slots of a pass's panel are filled from, in order, by the kernel that uses them.
 pub(super) trait Weights<'a> {
@@ -55,26 +87,18 @@ pub(super) struct Expander<'a, const CODE: u8, const STEP: usize> {
     unit: *const u8,
     codes: *const u8,
     scale: usize,
-    panel: *mut u8,
-    slot: usize,
-    /// Slots of the panel less one, if it is a ring.
-    wrap: usize,
+    slots: Slots,
+    slot: *mut u8,
 }
 
 impl<'a, const CODE: u8, const STEP: usize> Expander<'a, CODE, STEP> {
-    /// Expands into a panel, [block][step], or a ring of slots; the steps begin with a unit.
+    /// Expands into slots, [block][step]; the steps begin with a unit.
     #[inline(always)]
-    fn new(
-        weight: &'a QuantMatrix,
-        blocks: Blocks,
-        steps: Range<usize>,
-        panel: *mut u8,
-        wrap: usize,
-    ) -> Self {
+    fn new(weight: &'a QuantMatrix, blocks: Blocks, steps: Range<usize>, slots: Slots) -> Self {
         let (left, left_in_unit) = (steps.len(), 0);
         let (unit, codes) = (std::ptr::null(), std::ptr::null());
-        let mut new =
-            Self { weight, blocks, steps, left, left_in_unit, unit, codes, scale: 0, panel, slot: 0, wrap };
+        let slot = slots.first;
+        let mut new = Self { weight, blocks, steps, left, left_in_unit, unit, codes, scale: 0, slots, slot };
         new.begin_block();
         new
     }
@@ -99,7 +123,7 @@ impl<'a, const CODE: u8, const STEP: usize> Expander<'a, CODE, STEP> {
 
     /// # Safety
     /// As [`super::matmul`]; CODE and STEP are those of the layout, the panel has room.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,gfni")]
     #[inline]
     unsafe fn expand(&mut self) {
         if self.left == 0 {
@@ -107,7 +131,7 @@ impl<'a, const CODE: u8, const STEP: usize> Expander<'a, CODE, STEP> {
         }
         let layout = self.weight.layout();
         let zero = _mm512_set1_epi8(layout.zero as i8);
-        let to = self.panel.wrapping_add((self.slot & self.wrap) * panel_step(STEP));
+        let to = self.slot;
         // SAFETY: the step lies in this unit of the block; everything is where the layout says; the panel has a slot
         // for it.
         unsafe {
@@ -115,8 +139,13 @@ impl<'a, const CODE: u8, const STEP: usize> Expander<'a, CODE, STEP> {
             let b_at = self.unit.add(layout.biases_at + self.scale);
             fetch_ahead(self.codes, const { 2 * STEP * code::bits(CODE) });
             fetch_ahead(s_at, 1);
-            fetch_ahead(b_at, 1);
-            if STEP < CHUNK {
+            if layout.affine {
+                fetch_ahead(b_at, 1);
+            }
+            if CODE == 4 && layout.zero == 8 {
+                nibbles(self.codes, STEP / 8, to);
+                self.codes = self.codes.add(STEP * 8);
+            } else if STEP < CHUNK {
                 let codes = decode::<CODE>(self.codes);
                 let second = self.left_in_unit % 2 == 1;
                 store_codes(if second { &codes[4..] } else { &codes[..4] }, zero, to);
@@ -141,7 +170,7 @@ impl<'a, const CODE: u8, const STEP: usize> Expander<'a, CODE, STEP> {
 
     #[inline(always)]
     fn advance(&mut self, layout: &Layout) {
-        self.slot += 1;
+        self.slot = self.slots.after(self.slot);
         self.left -= 1;
         self.left_in_unit -= 1;
         // Both steps of a group of 128 have the same scale.
@@ -158,7 +187,7 @@ impl<'a, const CODE: u8, const STEP: usize> Expander<'a, CODE, STEP> {
 impl<'a, const CODE: u8, const STEP: usize> Weights<'a> for Expander<'a, CODE, STEP> {
     #[inline(always)]
     fn of(pass: &Pass<'a>) -> Self {
-        Self::new(pass.weight, pass.blocks.clone(), pass.steps.clone(), pass.panel, RING - 1)
+        Self::new(pass.weight, pass.blocks.clone(), pass.steps.clone(), Slots::of(pass))
     }
 
     #[inline(always)]
@@ -196,7 +225,7 @@ pub(super) unsafe fn expand(weight: &QuantMatrix, blocks: Blocks, steps: Range<u
 
 /// # Safety
 /// As [`expand`]; CODE and STEP are those of the layout.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,gfni")]
 unsafe fn expand_all<const CODE: u8, const STEP: usize>(
     weight: &QuantMatrix,
     blocks: Blocks,
@@ -204,10 +233,32 @@ unsafe fn expand_all<const CODE: u8, const STEP: usize>(
     panel: *mut u8,
 ) {
     let count = blocks.len() * steps.len();
-    let mut expander = Expander::<CODE, STEP>::new(weight, blocks, steps, panel, usize::MAX);
+    let mut expander = Expander::<CODE, STEP>::new(weight, blocks, steps, Slots::all(panel, STEP));
     for _ in 0..count {
         // SAFETY: by the caller's word.
         unsafe { expander.expand() }
+    }
+}
+
+/// Writes v = code - 8 as rows of a tile, two of them for each of `count` vectors of 4-bit codes.
+///
+/// # Safety
+/// `packed` has the vectors, `to` 128 bytes for each.
+#[target_feature(enable = "avx512f,gfni")]
+#[inline]
+unsafe fn nibbles(packed: *const u8, count: usize, to: *mut u8) {
+    // Less 8, the upper bit of a code is the other way round and is the sign. A byte of a matrix tells which bits
+    // add up to a bit of the result, beginning with the last one; 0xf8 is added to all.
+    let low = _mm512_set1_epi64(0x0102_0408_0808_0808);
+    let high = _mm512_set1_epi64(0x1020_4080_8080_8080_u64.cast_signed());
+    for row in 0..count {
+        // SAFETY: by the caller's word.
+        unsafe {
+            let codes = _mm512_loadu_si512(packed.add(row * 64).cast());
+            let to = to.add(row * 128);
+            _mm512_store_si512(to.cast(), _mm512_gf2p8affine_epi64_epi8::<0xf8>(codes, low));
+            _mm512_store_si512(to.add(64).cast(), _mm512_gf2p8affine_epi64_epi8::<0xf8>(codes, high));
+        }
     }
 }
 
