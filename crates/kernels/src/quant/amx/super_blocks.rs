@@ -16,9 +16,10 @@ const TILES: usize = 2 * SUPER * LANES;
 /// Bytes of a super-block of a block in the panel: the tiles, 16 d and 16 dmin in f32, m of 16 groups as i16 pairs.
 pub(super) const PANEL_STEP: usize = TILES + 128 + 16 * 64;
 
-/// sc·v = 2^SHIFT · upper digit + lower digit. With mins both parts of sc multiply q <= 31 into an unsigned byte.
+/// sc·v = 2^SHIFT · upper digit + lower digit. With mins both parts of sc multiply q <= 31 into an unsigned byte, else the
+/// digits are the bytes of the product, the upper one signed.
 const fn shift(affine: bool) -> u32 {
-    if affine { 3 } else { 7 }
+    if affine { 3 } else { 8 }
 }
 
 /// Fills the panel with one super-block of each block.
@@ -98,7 +99,7 @@ fn unsigned_digits(q: __m512i, sc: __m512i) -> (__m512i, __m512i) {
     (_mm512_mullo_epi16(q, upper), _mm512_mullo_epi16(q, lower))
 }
 
-/// sc·(q - zero), below 2^13 in magnitude, as 128·upper + lower, the lower one not negative.
+/// The upper and the lower bytes of sc·(q - zero), which is below 2^13 in magnitude.
 #[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
 fn signed_digits(q: __m512i, sc: __m512i, zero: i32) -> (__m512i, __m512i) {
@@ -107,10 +108,8 @@ fn signed_digits(q: __m512i, sc: __m512i, zero: i32) -> (__m512i, __m512i) {
     // Each byte of a pair is multiplied alone, by an sc beside a zero.
     let product = |sc| _mm512_sub_epi16(_mm512_maddubs_epi16(q, sc), of_zero);
     let (even, odd) = (product(_mm512_and_si512(sc, low_bytes)), product(_mm512_slli_epi16::<8>(sc)));
-    let join = |even, odd| _mm512_ternarylogic_epi32::<0xca>(low_bytes, even, odd);
-    let upper = join(_mm512_srai_epi16::<7>(even), _mm512_slli_epi16::<1>(odd));
-    let lower = _mm512_and_si512(join(even, _mm512_slli_epi16::<8>(odd)), _mm512_set1_epi8(0x7f));
-    (upper, lower)
+    let join = |low, high| _mm512_ternarylogic_epi32::<0xca>(low_bytes, low, high);
+    (join(_mm512_srli_epi16::<8>(even), odd), join(even, _mm512_slli_epi16::<8>(odd)))
 }
 
 /// One pass.
@@ -201,8 +200,8 @@ unsafe fn multiply<const R: usize, const MINS: usize>(digits: *const u8, weights
         } else {
             tile::multiply::<0, 4, 6, true>();
             tile::multiply::<1, 5, 6, true>();
-            tile::multiply::<2, 4, 7, true>();
-            tile::multiply::<3, 5, 7, true>();
+            tile::multiply::<2, 4, 7, false>();
+            tile::multiply::<3, 5, 7, false>();
         }
     }
 }
