@@ -8,7 +8,6 @@ use crate::openai::tools::Choice;
 use lmx::engine::{Event, FinishReason, Request};
 use lmx::grammar::Form;
 use lmx::sample::ReasoningBudget;
-use lmx::text::ThinkingMarkers;
 use lmx::text::reply::{
     CallGrammar, Reply, ReplyEnd, ReplyOptions, ReplyParser, ReplyPart, ToolFormat, Tools,
 };
@@ -45,7 +44,7 @@ impl Shape {
     ) -> ApiResult<Self> {
         let Tooling { tools, choice, parallel } = tooling;
         let thinking = model.tokenizer.thinking_markers();
-        let in_reasoning = thinking.as_ref().is_some_and(|markers| opens(markers, prompt));
+        let in_reasoning = thinking.as_ref().is_some_and(|markers| markers.opened_by(prompt));
         let tools = Tools::new(&tools);
         if let (Some((field, _)), true) = (&form, in_reasoning) {
             let why = "cannot be enforced: this model's replies begin with thoughts; turn them off";
@@ -93,13 +92,6 @@ impl Shape {
         }
         Ok(())
     }
-}
-
-/// Whether a prompt ends within thoughts, so that the reply begins there. Texts of the markers within messages do not count:
-/// their tokens are others.
-fn opens(markers: &ThinkingMarkers, prompt: &[u32]) -> bool {
-    let last = |marker: &[u32]| prompt.windows(marker.len().max(1)).rposition(|tokens| tokens == marker);
-    last(&markers.start_tokens) > last(&markers.end_tokens)
 }
 
 /// The form of a reply that must call a tool, or of one that may call strict tools; with the field that asks for it.

@@ -251,6 +251,8 @@ impl<'a> Evaluated<'a> {
         let sampling = self.options.sampling.clone().unwrap_or(wanted.sampling);
         // Each request has draws of its own, the same in every run.
         let seed = fold_seed(self.options.args.seed.into(), self.counts.prompts as u64);
+        let thinking = self.session.tokenizer.thinking_markers();
+        let in_reasoning = thinking.as_ref().is_some_and(|markers| markers.opened_by(&tokens));
         self.counts.prompts += 1;
         self.counts.cut += usize::from(lost > 0);
         let request = Request {
@@ -261,8 +263,6 @@ impl<'a> Evaluated<'a> {
             seed: Some(seed),
             ..Request::new(tokens, asked.unwrap_or(MAX_TOKENS))
         };
-        let thinking = self.session.tokenizer.thinking_markers();
-        let in_reasoning = thinking.as_ref().is_some_and(|markers| markers.opened_by(prompt));
         let reply = ReplyOptions { thinking, in_reasoning, ..ReplyOptions::default() };
         Ok(Asked { request, reply, until: wanted.until })
     }

@@ -17,11 +17,12 @@ pub struct ThinkingMarkers {
 }
 
 impl ThinkingMarkers {
-    /// Whether a rendered prompt ends within thoughts, so that the reply begins there.
+    /// Whether a prompt ends within thoughts, so that the reply begins there. Texts of the markers within messages do
+    /// not count: their tokens are others.
     #[must_use]
-    pub fn opened_by(&self, prompt: &str) -> bool {
-        let last = |marker: &str| prompt.rfind(marker.trim());
-        last(&self.start) > last(&self.end)
+    pub fn opened_by(&self, prompt: &[u32]) -> bool {
+        let last = |marker: &[u32]| prompt.windows(marker.len().max(1)).rposition(|tokens| tokens == marker);
+        last(&self.start_tokens) > last(&self.end_tokens)
     }
 }
 
