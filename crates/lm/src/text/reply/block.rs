@@ -164,7 +164,7 @@ impl Whole {
     fn marker(&mut self, marker: String, tools: &Tools, emit: &mut Emitter) -> Flow {
         let held = self.held.take();
         let is_end = marker == self.format.end();
-        if self.inner < INNER_MARKERS_MAX && self.format.is_within_value(&self.body) {
+        if self.inner < INNER_MARKERS_MAX && self.format.is_within_value(&self.body, tools) {
             self.inner += 1;
             self.body.push_str(&held);
             return Flow::More;

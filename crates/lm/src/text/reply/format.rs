@@ -236,19 +236,18 @@ impl ToolFormat {
     }
 
     /// Whether a block that has come to `body` is within a value, so that a marker there is text.
-    pub(super) fn is_within_value(self, body: &str) -> bool {
+    pub(super) fn is_within_value(self, body: &str, tools: &Tools) -> bool {
         let is_open = |open: &str, close: &str| match (body.rfind(open), body.rfind(close)) {
             (Some(open), Some(close)) => open > close,
             (open, _) => open.is_some(),
         };
+        let unfinished = |calls| matches!(calls, Err(BlockError::Unfinished { .. }));
         match self {
-            Qwen3Coder => is_open("<parameter=", "</parameter>"),
-            MinimaxM2 => is_open("<parameter ", "</parameter>"),
-            MuseSpark => is_open("<atem:parameter ", "</atem:parameter>"),
-            DeepseekV32 => is_open("<｜DSML｜parameter ", "</｜DSML｜parameter>"),
-            Glm47 | Laguna => is_open("<arg_value>", "</arg_value>"),
-            Longcat => is_open("<longcat_arg_value>", "</longcat_arg_value>"),
-            Minicpm5 => is_open("<param ", "</param>") || is_open("<![CDATA[", "]]>"),
+            Qwen3Coder | MinimaxM2 | MuseSpark | DeepseekV32 | Glm47 | Laguna | Longcat => {
+                unfinished(self.parse_body(body, tools))
+            }
+            // Its markers are those of the call itself.
+            Minicpm5 => unfinished(tags::MINICPM.parse(&format!("{}{body}", self.start()), tools)),
             FunctionGemma => body.matches("<escape>").count() % 2 == 1,
             Gemma4 => body.matches("<|\"|>").count() % 2 == 1,
             KimiK3 => is_open("<|open|>argument ", "<|close|>argument<|sep|>"),

@@ -379,6 +379,33 @@ pub(super) fn json_value(text: &str) -> Option<String> {
     done.then_some(out)
 }
 
+/// How far a list or an object goes that a text begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Bracketed {
+    /// So many bytes.
+    Ends(usize),
+    /// Further than the text, which ends within one of its strings.
+    Open,
+    /// There is none, or not all of one.
+    None,
+}
+
+/// The list or object that `text` begins with, behind white space.
+pub(super) fn bracketed(text: &str) -> Bracketed {
+    if !text.trim_start_matches(is_space).starts_with(['[', '{']) {
+        return Bracketed::None;
+    }
+    let (mut json, mut out) = (JsonText::default(), String::new());
+    for (at, c) in text.char_indices() {
+        match json.step(c, &mut out) {
+            Step::More => {}
+            Step::Done => return Bracketed::Ends(at + c.len_utf8()),
+            Step::Ended | Step::Bad => return Bracketed::None,
+        }
+    }
+    if matches!(json.state, State::Text { .. }) { Bracketed::Open } else { Bracketed::None }
+}
+
 /// A string as JSON.
 pub(super) fn json_string(text: &str) -> String {
     serde_json::Value::from(text).to_string()

@@ -161,6 +161,12 @@ pub enum BlockError {
         /// The first characters of what does.
         found: String,
     },
+    /// It ends within a value.
+    #[error("the value {value:?} has no end")]
+    Unfinished {
+        /// The first characters of the value.
+        value: String,
+    },
     /// Arguments without names, which no schema knows.
     #[error("{name} is called with an argument that has no name")]
     Positional {

@@ -1,6 +1,6 @@
 //! Calls written with tags, in the manner of XML.
 
-use super::json_text::{is_space, json_string, json_value};
+use super::json_text::{Bracketed, bracketed, is_space, json_string, json_value};
 use super::literal::literal_value;
 use super::tools::{Arguments, Untyped};
 use super::{BlockError, ToolCall, Tools};
@@ -102,9 +102,12 @@ impl TagStyle {
                 return Ok((arguments, rest));
             }
             let (tag, after) = split(strip(rest, self.argument)?, ">")?;
-            let (value, after) = self.value(after)?;
             let key = self.name(tag)?;
-            let json = match attribute(tag, "string") {
+            let typed = attribute(tag, "string");
+            let may_be_json = typed
+                .map_or_else(|| tools.may_be_json(call, &key, self.untyped), |is_string| is_string != "true");
+            let (value, after) = self.value(after, may_be_json)?;
+            let json = match typed {
                 Some("true") => json_string(value),
                 Some(_) => json_value(value).unwrap_or_else(|| json_string(value)),
                 None => tools.argument(call, &key, value, self.untyped),
@@ -115,12 +118,12 @@ impl TagStyle {
     }
 
     /// The text of a value, and what is behind its end.
-    fn value<'a>(&self, text: &'a str) -> Result<(&'a str, &'a str), BlockError> {
+    fn value<'a>(&self, text: &'a str, may_be_json: bool) -> Result<(&'a str, &'a str), BlockError> {
         if let Some(inner) = text.trim_start().strip_prefix("<![CDATA[") {
-            let (value, after) = split(inner, "]]>")?;
+            let (value, after) = inner.split_once("]]>").ok_or_else(|| unfinished(inner))?;
             return Ok((value, strip(after.trim_start(), self.argument_end)?));
         }
-        let (value, after) = split(text, self.argument_end)?;
+        let (value, after) = up_to(text, self.argument_end, may_be_json)?;
         if self.trim {
             return Ok((value.trim(), after));
         }
@@ -153,6 +156,9 @@ impl PairStyle {
     /// One call; JSON calls and `NAME {…}` too.
     pub(super) fn parse(&self, text: &str, tools: &Tools) -> Result<Vec<ToolCall>, BlockError> {
         let text = text.trim();
+        if bracketed(text) == Bracketed::Open {
+            return Err(unfinished(text));
+        }
         if text.starts_with(['{', '[']) {
             return super::ToolFormat::JsonTools.parse_body(text, tools);
         }
@@ -162,6 +168,9 @@ impl PairStyle {
             return Err(expected("a function's name", text));
         }
         let rest = rest.trim_start();
+        if bracketed(rest) == Bracketed::Open {
+            return Err(unfinished(rest));
+        }
         if rest.starts_with('{') {
             let object = json_value(rest).or_else(|| literal_value(rest));
             let object = object.filter(|json| json.starts_with('{'));
@@ -181,8 +190,10 @@ impl PairStyle {
             let (key, after) = split(strip(rest, self.key[0])?, self.key[1])?;
             // Some models write the line break between the two as an escape.
             let after = after.trim_start_matches(is_space).trim_start_matches("\\n").trim_start();
-            let (value, after) = split(strip(after, self.value[0])?, self.value[1])?;
-            let (key, trimmed) = (key.trim(), value.trim());
+            let key = key.trim();
+            let may_be_json = tools.may_be_json(call, key, Untyped::Json);
+            let (value, after) = up_to(strip(after, self.value[0])?, self.value[1], may_be_json)?;
+            let trimmed = value.trim();
             let json = if tools.is_string(call, key) {
                 json_string(trimmed)
             } else {
@@ -215,6 +226,26 @@ fn words(call: &str, text: &str, tools: &Tools) -> Result<Arguments, BlockError>
         rest = after.trim_start();
     }
     Ok(arguments)
+}
+
+/// The text of a value up to `end`, and what is behind that. Within a list or an object, which a value that
+/// `may_be_json` may be, `end` is text.
+fn up_to<'a>(text: &'a str, end: &'static str, may_be_json: bool) -> Result<(&'a str, &'a str), BlockError> {
+    match if may_be_json { bracketed(text) } else { Bracketed::None } {
+        Bracketed::Open => return Err(unfinished(text)),
+        Bracketed::Ends(at) => {
+            let (value, rest) = text.split_at(at);
+            if let Some(after) = rest.trim_start().strip_prefix(end) {
+                return Ok((value, after));
+            }
+        }
+        Bracketed::None => {}
+    }
+    text.split_once(end).ok_or_else(|| unfinished(text))
+}
+
+fn unfinished(value: &str) -> BlockError {
+    BlockError::Unfinished { value: value.chars().take(20).collect() }
 }
 
 pub(super) fn expected(expected: &'static str, found: &str) -> BlockError {

@@ -307,6 +307,137 @@ fn values_keep_what_looks_like_a_marker_or_a_brace() {
     assert_eq!(one(Glm47, text), json!({"a": 1}));
 }
 
+/// One call of `f` with these values of c (an object) and b (a text), in the formats that write values between tags.
+fn tagged([c, b]: [&str; 2]) -> Vec<(ToolFormat, String)> {
+    let dsml = |key, string, value| {
+        format!("<｜DSML｜parameter name=\"{key}\" string=\"{string}\">{value}</｜DSML｜parameter>\n")
+    };
+    let plain = |tag: &str, key: &str, value: &str| format!("<{tag} name=\"{key}\">{value}</{tag}>");
+    let pair = |tag: &str, key: &str, value: &str| {
+        format!("<{tag}_key>{key}</{tag}_key><{tag}_value>{value}</{tag}_value>")
+    };
+    let of = |parameter: &dyn Fn(&str, &str) -> String| parameter("c", c) + &parameter("b", b);
+    let qwen = of(&|key, value| format!("<parameter={key}>\n{value}\n</parameter>\n"));
+    let minimax = of(&|key, value| plain("parameter", key, value));
+    let muse = of(&|key, value| plain("atem:parameter", key, value));
+    let minicpm = of(&|key, value| plain("param", key, value));
+    let (glm, longcat) =
+        (of(&|key, value| pair("arg", key, value)), of(&|key, value| pair("longcat_arg", key, value)));
+    let dsml = dsml("c", "false", c) + &dsml("b", "true", b);
+    vec![
+        (Qwen3Coder, format!("<tool_call>\n<function=f>\n{qwen}</function>\n</tool_call>")),
+        (
+            MinimaxM2,
+            format!("<minimax:tool_call>\n<invoke name=\"f\">{minimax}</invoke></minimax:tool_call>"),
+        ),
+        (Minicpm5, format!("<function name=\"f\">{minicpm}</function>")),
+        (
+            MuseSpark,
+            format!(
+                "to=user<|message|><atem:function_calls><atem:invoke name=\"f\">{muse}</atem:invoke></atem:function_calls>"
+            ),
+        ),
+        (
+            DeepseekV32,
+            format!(
+                "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n{dsml}</｜DSML｜invoke>\n</｜DSML｜function_calls>"
+            ),
+        ),
+        (Glm47, format!("<tool_call>f{glm}</tool_call>")),
+        (Longcat, format!("<longcat_tool_call>f{longcat}</longcat_tool_call>")),
+    ]
+}
+
+#[test]
+fn a_closing_tag_within_json_is_a_part_of_it() {
+    for (format, plain) in tagged([r#"{"d": ["x"]}"#, "y"]) {
+        // All tags of the format, one after the other and each alone.
+        let tags: Vec<&str> =
+            plain.split_inclusive('>').filter_map(|tag| Some(&tag[tag.find('<')?..])).collect();
+        for inner in tags.iter().copied().chain([tags.concat().as_str()]) {
+            let c = json!({"d": [inner, format!("é{inner}\"{inner}")], inner: {}});
+            for json in [c.to_string(), serde_json::to_string_pretty(&c).unwrap()] {
+                let (_, text) = tagged([&json, "y"]).into_iter().find(|(other, _)| *other == format).unwrap();
+                let reply = parse(format, &format!("Hm. {text}"));
+                let expected = json!({"c": c, "b": "y"});
+                // Muse Spark's messages have a header.
+                let before = if format == MuseSpark { "" } else { "Hm. " };
+                assert_eq!(calls(&reply), [("f", expected)], "{format:?} {text}");
+                assert_eq!(
+                    (reply.content.as_str(), reply.calls_tools()),
+                    (before, true),
+                    "{format:?} {text}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn what_only_begins_as_json_ends_at_its_tag() {
+    for c in ["{\"d\": [1}", "[1] or so"] {
+        for (format, text) in tagged([c, "[\"y"]) {
+            assert_eq!(calls(&parse(format, &text)), [("f", json!({"c": c, "b": "[\"y"}))], "{format:?}");
+        }
+    }
+    // A string in it that does not end takes all that follows: then there is no call.
+    let (_, text) = tagged(["{\"d\": \"x", "y"]).remove(0);
+    let reply = parse(Qwen3Coder, &text);
+    assert_eq!((reply.content.as_str(), reply.tool_calls.len()), (text.as_str(), 0));
+}
+
+#[test]
+fn texts_around_calls_are_content() {
+    let sample = |format| samples().into_iter().find(|(of, _)| *of == format).unwrap().1;
+    let dsml = sample(DeepseekV32);
+    let kimi = sample(KimiK3);
+    let (f, g) = sample(Harmony).split_once("<|start|>").map(|(f, g)| (f.to_owned(), g.to_owned())).unwrap();
+    let said = |text: &str| format!("<|channel|>commentary<|message|>{text}<|end|><|start|>assistant");
+    for (format, text, content, reasoning, count) in [
+        (
+            DeepseekV32,
+            format!(
+                "<think>Hm. <｜DSML｜x</think>\n\nI look. <｜DSML｜ 5 < 7\n\n{dsml}\n\nThen: {dsml}</｜DSML｜function_calls> Bye <"
+            ),
+            "\n\nI look. <｜DSML｜ 5 < 7\n\n\n\nThen: </｜DSML｜function_calls> Bye <",
+            "Hm. <｜DSML｜x",
+            4,
+        ),
+        (
+            KimiK3,
+            format!(
+                "<|open|>response<|sep|>I look. <|open|>x <|sep|><|close|>response<|sep|>{kimi}\nThen: {kimi}<|close|>message<|sep|>"
+            ),
+            "I look. <|open|>x <|sep|>\nThen: ",
+            "",
+            4,
+        ),
+        (
+            Harmony,
+            format!(
+                "<|channel|>analysis<|message|>Hm. {{}} to=functions.f<|end|><|start|>assistant{}{f}<|start|>assistant{}<|start|>{g}<|start|>assistant<|channel|>final<|message|>Bye <|x <|return|>",
+                said("I look. {\"a\": 1}"),
+                said("Then:").trim_end_matches("<|start|>assistant"),
+            ),
+            "I look. {\"a\": 1}Then:Bye <|x ",
+            "Hm. {} to=functions.f",
+            2,
+        ),
+    ] {
+        let reply = parse(format, &text);
+        assert_eq!((reply.content.as_str(), reply.reasoning.as_str()), (content, reasoning), "{text}");
+        assert_eq!((reply.tool_calls.len(), reply.calls_tools()), (count, true), "{text}");
+        for at in text.char_indices().map(|(at, _)| at) {
+            let (mut parser, mut streamed) = (ReplyParser::new(options(format)), Reply::default());
+            for piece in [&text[..at], &text[at..]] {
+                parser.push(piece).into_iter().for_each(|part| streamed.add(part));
+            }
+            parser.finish(ReplyEnd::Stop).into_iter().for_each(|part| streamed.add(part));
+            assert_eq!(streamed, reply, "cut at {at} of {text}");
+        }
+    }
+}
+
 #[test]
 fn messages_of_a_reply() {
     let text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hi <b><|return|>";

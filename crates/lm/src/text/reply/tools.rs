@@ -104,6 +104,11 @@ impl Tools {
         types.read(text.trim()).unwrap_or_else(|| json_string(text))
     }
 
+    /// Whether the argument may be a list or an object.
+    pub(super) fn may_be_json(&self, tool: &str, key: &str, untyped: Untyped) -> bool {
+        self.types(tool, key).map_or(untyped == Untyped::Json, |types| types.json)
+    }
+
     /// Whether the schema says that the argument is a string and nothing else.
     pub(super) fn is_string(&self, tool: &str, key: &str) -> bool {
         self.types(tool, key) == Some(Types { string: true, ..Types::default() })
