@@ -501,6 +501,11 @@ fn embeddings_are_units_and_come_again() {
     assert!(last[0] != two[0]);
     let coded = server.post(path, &json!({"input": "abc", "encoding_format": "base64"})).json();
     assert_eq!(coded["data"][0]["embedding"].as_str().unwrap().len(), 344);
+    let run = server.metric("lmx_prompt_tokens_total");
+    assert!(
+        run > 0.0 && !server.get("/metrics").body.contains("lmx_first_token_seconds_count"),
+        "no token came"
+    );
     for (field, value) in [
         ("input", json!("")),
         ("input", json!([])),
@@ -513,6 +518,7 @@ fn embeddings_are_units_and_come_again() {
         let answer = server.post(path, &body);
         assert_eq!((answer.status, answer.json()["error"]["param"].as_str()), (400, Some(field)));
     }
+    assert_eq!(server.metric("lmx_prompt_tokens_total"), run, "what is refused is not run");
 }
 
 #[test]

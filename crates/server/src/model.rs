@@ -91,6 +91,8 @@ pub(crate) struct Model {
     pub(crate) speculation: Option<Speculation>,
     /// Logits.
     pub(crate) vocab: usize,
+    /// Numbers of an embedding.
+    pub(crate) width: usize,
     pub(crate) context_length: usize,
     /// Those of requests; `adapter` is not among them.
     pub(crate) adapters: adapters::Kept,
@@ -108,7 +110,7 @@ impl Model {
     pub(crate) fn new(name: String, bytes: usize, loaded: LoadedModel, worker: &Worker) -> ApiResult<Self> {
         let LoadedModel { engine, template, xtc_special_tokens, tool_format, adapter, speculation } = loaded;
         let (tokenizer, eos) = (Arc::clone(engine.tokenizer()), engine.eos().clone());
-        let vocab = engine.model().vocab();
+        let (vocab, width) = (engine.model().vocab(), engine.model().width());
         let context_length = engine.model().context_length();
         let own = Arc::clone(&tokenizer);
         Ok(Self {
@@ -122,6 +124,7 @@ impl Model {
             adapter,
             speculation,
             vocab,
+            width,
             context_length,
             adapters: adapters::Kept::default(),
             ends: eos.iter().map(|(id, _)| id).collect(),

@@ -137,6 +137,9 @@ impl Running {
         ] {
             counter.get_or_create(model).inc_by(tokens as u64);
         }
-        metrics.first_token.get_or_create(model).observe(stats.first_token_seconds);
+        // Embeddings and prompts that are only scored have none.
+        if stats.generation_tokens > 0 {
+            metrics.first_token.get_or_create(model).observe(stats.first_token_seconds);
+        }
     }
 }

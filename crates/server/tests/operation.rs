@@ -64,6 +64,9 @@ impl Network for Fragile {
     fn vocab(&self) -> usize {
         self.0.vocab()
     }
+    fn width(&self) -> usize {
+        self.0.width()
+    }
     fn original_context(&self) -> Option<usize> {
         self.0.original_context()
     }

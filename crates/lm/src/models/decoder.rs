@@ -207,6 +207,10 @@ impl Model for Decoder {
         self.config.vocab
     }
 
+    fn width(&self) -> usize {
+        self.config.hidden
+    }
+
     fn original_context(&self) -> Option<usize> {
         self.config.ropes.iter().find_map(super::rope::Rope::original_context)
     }

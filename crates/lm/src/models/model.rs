@@ -136,6 +136,9 @@ pub trait Model: Send {
     /// The number of token ids.
     fn vocab(&self) -> usize;
 
+    /// The numbers of the vector of a token: `hidden` in shapes.
+    fn width(&self) -> usize;
+
     /// Beyond this many tokens (prompt and reply) a request counts as long-context.
     fn original_context(&self) -> Option<usize>;
 }

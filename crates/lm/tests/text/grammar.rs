@@ -63,6 +63,10 @@ impl Model for Noise {
         self.vocab
     }
 
+    fn width(&self) -> usize {
+        2
+    }
+
     fn original_context(&self) -> Option<usize> {
         None
     }

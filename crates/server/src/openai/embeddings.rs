@@ -62,6 +62,16 @@ pub(crate) async fn answer(State(app): State<Arc<App>>, bytes: Bytes) -> ApiResu
             return Err(ApiError::field("encoding_format", message));
         }
     };
+    if let Some(asked) = body.dimensions.filter(|&asked| asked != model.width) {
+        let message = format!("dimensions is {asked}: the vectors of this model have {}", model.width);
+        return Err(ApiError::field("dimensions", message));
+    }
+    let count = match &body.input {
+        Input::Text(OneOrMany::One(_)) | Input::Tokens(_) => 1,
+        Input::Text(OneOrMany::Many(texts)) => texts.len(),
+        Input::Lists(lists) => lists.len(),
+    };
+    body::not_too_many("input", count, INPUTS_MAX)?;
     let inputs = match body.input {
         Input::Text(texts) => {
             let encode = || texts.into_vec().iter().map(|text| model.encode(text)).collect::<ApiResult<_>>();
@@ -71,7 +81,6 @@ pub(crate) async fn answer(State(app): State<Arc<App>>, bytes: Bytes) -> ApiResu
         Input::Tokens(tokens) => vec![tokens],
         Input::Lists(lists) => lists,
     };
-    body::not_too_many("input", inputs.len(), INPUTS_MAX)?;
     let tokens: usize = inputs.iter().map(Vec::len).sum();
     let mut requests = Vec::new();
     for tokens in inputs {
@@ -94,11 +103,6 @@ pub(crate) async fn answer(State(app): State<Arc<App>>, bytes: Bytes) -> ApiResu
         {
             *slot = vector;
         }
-    }
-    let own = vectors.first().map_or(0, Vec::len);
-    if let Some(asked) = body.dimensions.filter(|&asked| asked != own) {
-        let message = format!("dimensions is {asked}: the vectors of this model have {own}");
-        return Err(ApiError::field("dimensions", message));
     }
     let normalize = body.normalize.unwrap_or(true);
     let data = vectors.into_iter().enumerate().map(|(index, mut vector)| {
