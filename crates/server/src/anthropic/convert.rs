@@ -1,8 +1,9 @@
 //! From Anthropic's messages and tools to those of chat templates.
 
 use crate::error::{ApiError, ApiResult};
+use crate::openai::messages::arguments;
 use crate::openai::tools::{Choice, is_flag};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 fn refused<T>(field: String, why: &str) -> ApiResult<T> {
     let message = format!("{field} {why}");
@@ -108,7 +109,7 @@ fn assistant(at: &str, content: &Value, out: &mut Vec<Value>) -> ApiResult<()> {
                 let (Some(id), Some(name)) = (block["id"].as_str(), block["name"].as_str()) else {
                     return refused(at, "needs id and name");
                 };
-                let arguments = block.get("input").cloned().unwrap_or_else(|| Map::new().into());
+                let arguments = arguments(&format!("{at}.input"), block.get("input"))?;
                 let function = json!({"name": name, "arguments": arguments});
                 calls.push(json!({"id": id, "type": "function", "function": function}));
             }
@@ -216,6 +217,8 @@ mod tests {
         for content in [json!(1), json!(null), json!([])] {
             assert_eq!(param(json!({"role": "user", "content": content})), "messages[0].content");
         }
+        let call = json!({"type": "tool_use", "id": "t", "name": "f", "input": [1]});
+        assert_eq!(param(json!({"role": "assistant", "content": [call]})), "messages[0].content[0].input");
         let image = json!({"role": "user", "content": [{"type": "image"}]});
         assert_eq!(param(image), "messages[0].content[0].type");
         assert_eq!(

@@ -81,7 +81,7 @@ pub(crate) fn text(at: &str, content: Value) -> ApiResult<String> {
     Ok(joined)
 }
 
-/// Makes objects of arguments that are texts of objects; other texts stay what they are.
+/// Makes objects of arguments, which may be texts of objects.
 fn decode_calls(at: &str, calls: &mut Value) -> ApiResult<()> {
     let Value::Array(calls) = calls else {
         return Err(ApiError::field(at, format!("{at} must be a list")));
@@ -95,16 +95,23 @@ fn decode_calls(at: &str, calls: &mut Value) -> ApiResult<()> {
             let field = format!("{field}.name");
             return Err(ApiError::field(&field, format!("{field} must be a text")));
         }
-        let arguments = function.entry("arguments").or_insert_with(|| Map::new().into());
-        let decoded = arguments.as_str().and_then(|text| match text.trim() {
-            "" => Some(Value::Object(Map::new())),
-            text => serde_json::from_str::<Value>(text).ok().filter(Value::is_object),
-        });
-        if let Some(decoded) = decoded {
-            *arguments = decoded;
-        }
+        let decoded = arguments(&format!("{field}.arguments"), function.get("arguments"))?;
+        function.insert("arguments".to_owned(), decoded);
     }
     Ok(())
+}
+
+/// The arguments of a call, which are an object or the text of one; nothing is an object without any.
+pub(crate) fn arguments(at: &str, given: Option<&Value>) -> ApiResult<Value> {
+    let decoded = match given {
+        None | Some(Value::Null) => Some(Map::new().into()),
+        Some(Value::String(text)) if text.trim().is_empty() => Some(Map::new().into()),
+        Some(Value::String(text)) => serde_json::from_str::<Value>(text).ok(),
+        Some(other) => Some(other.clone()),
+    };
+    decoded
+        .filter(Value::is_object)
+        .ok_or_else(|| ApiError::field(at, format!("{at} must be a JSON object, or the text of one")))
 }
 
 #[cfg(test)]
@@ -147,5 +154,10 @@ mod tests {
         assert_eq!(param(image), "messages[0].content[0].type");
         let call = json!({"role": "assistant", "tool_calls": [{"function": {}}]});
         assert_eq!(param(call), "messages[0].tool_calls[0].function.name");
+        for arguments in [json!("{\"x\": "), json!("x"), json!("[1]"), json!(5), json!([])] {
+            let call = json!({"function": {"name": "f", "arguments": arguments}});
+            let message = json!({"role": "assistant", "tool_calls": [call]});
+            assert_eq!(param(message), "messages[0].tool_calls[0].function.arguments");
+        }
     }
 }

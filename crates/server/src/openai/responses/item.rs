@@ -70,6 +70,7 @@ impl Item {
                 Ok(Self::Message { role, text: content("content")? })
             }
             Some("function_call") => {
+                messages::arguments(&format!("{at}.arguments"), value.get("arguments"))?;
                 Ok(Self::Call { id: text("call_id")?, name: text("name")?, arguments: text("arguments")? })
             }
             Some("function_call_output") => {
