@@ -67,6 +67,19 @@ fn chat_template(
     }
 }
 
+/// What is said where variables of the command line change nothing in the template.
+pub(crate) fn notice_idle_variables(
+    template: &Result<ChatTemplate, TemplateError>,
+    args: &TemplateArgs,
+    notices: &mut Notices,
+) {
+    if let (Ok(template), Some(variables)) = (template, &args.chat_template_config)
+        && let Err(why) = template.check_variables(variables, false)
+    {
+        notices.add(format!("--chat-template-config: {why}"));
+    }
+}
+
 /// What is said where the template leaves the system message out.
 pub(crate) fn notice_dropped_system(prompt: &ChatPrompt, notices: &mut Notices) {
     if prompt.system_dropped {
@@ -236,6 +249,7 @@ impl Session {
             adapter.map(|files| files.fit(&*loaded.model)).transpose().map_err(anyhow::Error::new)?;
         adapter.iter().for_each(|adapter| adapters::note(adapter, notices));
         let template = chat_template(&loaded.tokenizer, args.use_default_chat_template, notices);
+        notice_idle_variables(&template, args, notices);
         let layers = loaded.model.layer_kv();
         let (kv_type, kv_window) = match reuse {
             // The flags were compared with the file before.
@@ -395,6 +409,7 @@ impl Session {
         variables: Option<&Map<String, Value>>,
     ) -> anyhow::Result<ChatPrompt> {
         let template = self.template.as_ref().map_err(Clone::clone)?;
+        variables.map_or(Ok(()), |own| template.check_variables(own, false))?;
         let options = self.options(tail, variables);
         Ok(self.tokenizer.encode_chat(template, messages, &options, SpecialContent::Plain)?)
     }

@@ -2,6 +2,7 @@
 
 use crate::adapters;
 use crate::app::aside;
+use crate::conversation::KWARGS;
 use crate::error::{ApiError, ApiResult};
 use crate::worker::{EngineHandle, Worker};
 use lmx::adapter::Adapter;
@@ -9,7 +10,7 @@ use lmx::engine::{Engine, Speculation};
 use lmx::grammar::{Form, Grammar, Grammars};
 use lmx::text::reply::ToolFormat;
 use lmx::text::{ChatPrompt, ChatTemplate, RenderOptions, SpecialContent, TemplateError, Tokenizer};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -148,13 +149,40 @@ impl Model {
         compiled.map_err(|error| ApiError::field(field, format!("{field}: {error}")))
     }
 
+    /// Refuses variables of a request that would change nothing in the chat template.
+    pub(crate) fn check_variables(&self, own: &Map<String, Value>, with_tools: bool) -> ApiResult<()> {
+        // Where there is no template, rendering tells of that.
+        let Ok(template) = &self.template else { return Ok(()) };
+        template.check_variables(own, with_tools).map_err(|error| {
+            let field = match &error {
+                TemplateError::Variable { name, .. } => format!("{KWARGS}.{name}"),
+                _ => KWARGS.to_owned(),
+            };
+            ApiError::field(&field, format!("{field}: {error}"))
+        })
+    }
+
     /// A conversation as the model sees it. Texts of control tokens in its messages stay text.
     pub(crate) fn render(&self, messages: &[Value], options: &RenderOptions) -> ApiResult<ChatPrompt> {
         let template = self.template.as_ref().map_err(|error| {
             ApiError::bad(format!("{} cannot chat: {error}; /v1/completions takes plain text", self.name))
         })?;
-        let contents = messages.iter().filter_map(|message| message["content"].as_str());
-        self.check_length("messages", contents)?;
+        if options.tools.is_some() && !template.reads("tools", true) {
+            let why = "the model's chat template does not show tools to it; another one is given by --chat-template";
+            return Err(ApiError::field("tools", format!("tools: {why}")));
+        }
+        let source = template.source(options.tools.is_some()).unwrap_or_default();
+        let calls = |message: &Value| message["tool_calls"].as_array().is_some_and(|calls| !calls.is_empty());
+        if let Some(index) = messages.iter().position(calls)
+            && !source.contains("tool_calls")
+        {
+            let why = "the model's chat template does not show calls to it";
+            return Err(ApiError::field("messages", format!("messages[{index}].tool_calls: {why}")));
+        }
+        let mut texts = Vec::new();
+        let given = messages.iter().chain(options.tools.iter().flatten()).chain(options.variables.values());
+        given.for_each(|value| collect_texts(value, &mut texts));
+        self.check_length("messages", texts.iter().copied())?;
         let rendered = self.tokenizer.encode_chat(template, messages, options, SpecialContent::Plain);
         let rendered = rendered.map_err(|error| ApiError::field("messages", format!("messages: {error}")))?;
         if rendered.system_dropped {
@@ -193,5 +221,15 @@ impl Model {
         self.check_length("prompt", std::iter::once(text))?;
         let encoded = self.tokenizer.encode(text, true);
         encoded.map_err(|error| ApiError::field("prompt", format!("prompt: {error}")))
+    }
+}
+
+/// The texts within a value, but for the names of fields.
+fn collect_texts<'v>(value: &'v Value, texts: &mut Vec<&'v str>) {
+    match value {
+        Value::String(text) => texts.push(text),
+        Value::Array(list) => list.iter().for_each(|value| collect_texts(value, texts)),
+        Value::Object(map) => map.values().for_each(|value| collect_texts(value, texts)),
+        _ => {}
     }
 }

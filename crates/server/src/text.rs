@@ -81,9 +81,11 @@ pub(crate) struct ApplyTemplate {
 pub(crate) async fn apply_template(State(app): State<Arc<App>>, bytes: Bytes) -> ApiResult<Json<Value>> {
     let body: ApplyTemplate = body::parse(&bytes)?;
     let model = app.models.get(body.model.as_deref()).await?;
-    let mut variables = app.options.defaults.template.clone();
-    variables.extend(body.chat_template_kwargs.unwrap_or_default());
     let tools = tools::normalize(body.tools.unwrap_or_default())?;
+    let own = body.chat_template_kwargs.unwrap_or_default();
+    model.check_variables(&own, !tools.is_empty())?;
+    let mut variables = app.options.defaults.template.clone();
+    variables.extend(own);
     let options = RenderOptions {
         add_generation_prompt: body.add_generation_prompt.unwrap_or(true),
         tools: Some(tools).filter(|tools| !tools.is_empty()),

@@ -1,12 +1,12 @@
 //! `lmx server`: OpenAI's and Anthropic's protocols.
 
 use crate::args::adapter::AdapterArgs;
-use crate::args::model::ModelArgs;
+use crate::args::model::{ModelArgs, TemplateArgs};
 use crate::args::server::{LogFormat, LogLevel, ServerArgs, ServerCommand};
 use crate::end::End;
 use crate::interrupt::{self, Hold};
 use crate::report::Notices;
-use crate::session::{Concurrency, Models, Reuse, Session, open_options};
+use crate::session::{Concurrency, Models, Reuse, Session, notice_idle_variables, open_options};
 use crate::terminal;
 use anyhow::Context;
 use lmx::checkpoint::ModelSource;
@@ -130,7 +130,8 @@ fn load(
         Models { model, draft: args.speculation.draft_model(), progress: Some(progress) },
         adapter,
         &args.run,
-        &args.template,
+        // Variables may be for another template than the model's own.
+        &TemplateArgs { chat_template_config: None, ..args.template.clone() },
         Reuse::Prefixes(&args.prefix),
         Concurrency { replies: args.decode_concurrency.get(), prompts: args.prompt_concurrency.get() },
         &mut notices,
@@ -140,6 +141,7 @@ fn load(
         Some(given) => session.tokenizer.chat_template_given(given),
         None => session.template,
     };
+    notice_idle_variables(&template, &args.template, &mut notices);
     let tool_format = args.tool_parser.or_else(|| session.tokenizer.tool_format());
     let format = tool_format.map_or("none", ToolFormat::name);
     tracing::info!(model = model.name(), tool_parser = format, "loaded");

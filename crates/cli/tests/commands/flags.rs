@@ -147,3 +147,19 @@ fn variables_of_a_template_act_with_a_draft_too() {
     });
     check(&model, &("--chat-template-config", &[], &[r#"{"greeting": "good morning"}"#]));
 }
+
+#[test]
+fn variables_that_the_template_does_not_read_are_told_of() {
+    let model = Model::script(&[b"yes"], Then::End);
+    let words = |variables| {
+        ["generate", "--model", model.path(), "--prompt", "x", "--chat-template-config", variables]
+    };
+    let idle = run(&words(r#"{"greeting": 1}"#));
+    assert_eq!(idle.assert_ok(), "yes\n");
+    assert!(
+        idle.stderr.contains("--chat-template-config: the chat template takes no variable greeting"),
+        "{idle:?}"
+    );
+    let granted = run(&words(r#"{"enable_thinking": false}"#));
+    assert!(!granted.stderr.contains("--chat-template-config"), "{granted:?}");
+}

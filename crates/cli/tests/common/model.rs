@@ -12,8 +12,10 @@ use tempfile::TempDir;
 pub const END: &str = "<|end|>";
 /// Begins a reply; the last token of a rendered prompt, which starts the script.
 pub const ASSISTANT: &str = "<|assistant|>";
-/// `<|role|>content<|end|>` and a newline for each message.
-pub const TEMPLATE: &str = "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>\n\
+/// The tools, if there are some, then `<|role|>content<|end|>` and a newline for each message.
+pub const TEMPLATE: &str = "{% if tools %}<|system|>{{ tools | tojson }}<|end|>\n\
+    {% endif %}{% for message in messages %}<|{{ message.role }}|>{{ message.content }}\
+    {{ message.tool_calls | tojson if message.tool_calls }}<|end|>\n\
     {% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
 
 const SPECIAL: [&str; 4] = [END, "<|system|>", "<|user|>", ASSISTANT];

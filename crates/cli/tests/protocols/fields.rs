@@ -148,6 +148,100 @@ fn thoughts_are_bounded_and_turned_off() {
     assert_eq!((output.as_array().unwrap().len(), &output[0]["type"]), (1, &json!("message")));
 }
 
+/// A model that says `x`, with this template.
+fn templated(template: &str) -> Model {
+    let model = Model::script(&[b"x"], Then::End);
+    model.edit("tokenizer_config.json", |config| config["chat_template"] = json!(template));
+    model
+}
+
+#[test]
+fn tools_that_a_template_does_not_show_are_refused() {
+    let model = templated("{% for m in messages %}{{ m.content }}{{ m.tools }}{% endfor %}<|assistant|>");
+    let server = Server::start(model.path(), &["--tool-parser", "json_tools"]);
+    let said = json!([{"role": "user", "content": "hi"}]);
+    let parameters = json!({"type": "object"});
+    let nested = json!([{"type": "function", "function": {"name": "f", "parameters": parameters}}]);
+    let own = json!([{"name": "f", "input_schema": parameters}]);
+    let flat = json!([{"type": "function", "name": "f", "parameters": parameters}]);
+    for (path, mut body) in [
+        ("/v1/chat/completions", json!({"messages": said, "tools": nested, "stream": true})),
+        ("/v1/chat/completions", json!({"messages": said, "tools": nested, "tool_choice": "required"})),
+        ("/apply-template", json!({"messages": said, "tools": nested})),
+        ("/v1/responses", json!({"input": "hi", "tools": flat})),
+        ("/v1/responses/input_tokens", json!({"input": "hi", "tools": flat})),
+        ("/v1/messages", json!({"messages": said, "tools": own, "max_tokens": 5})),
+        ("/v1/messages/count_tokens", json!({"messages": said, "tools": own})),
+    ] {
+        let answer = server.post(path, &body);
+        let message = answer.json()["error"]["message"].as_str().unwrap_or_default().to_owned();
+        assert!(answer.status == 400 && message.starts_with("tools: "), "{path}: {answer:?}");
+        assert!(message.contains("template"), "{message}");
+        body.as_object_mut().unwrap().remove("tools");
+        body.as_object_mut().unwrap().remove("tool_choice");
+        assert_eq!(server.post(path, &body).status, 200, "{path}");
+    }
+    let none = json!({"messages": said, "tools": nested, "tool_choice": "none"});
+    assert_eq!(server.post("/v1/chat/completions", &none).status, 200);
+}
+
+#[test]
+fn variables_that_a_template_does_not_read_are_refused() {
+    let model =
+        templated("{{ colour }}{{ documents }}{% for m in messages %}{{ m.shade }}{% endfor %}<|assistant|>");
+    let server = Server::start(model.path(), &[]);
+    let of = |path: &str, variables: Value| {
+        let body =
+            json!({"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": variables});
+        server.post(path, &body)
+    };
+    let shown = of("/apply-template", json!({"colour": "red", "documents": [7]})).json();
+    assert_eq!(shown["prompt"], "red[7]<|assistant|>");
+    for path in ["/v1/chat/completions", "/apply-template"] {
+        for name in ["shade", "messages", "tools", "add_generation_prompt"] {
+            let error = of(path, json!({"colour": "red", name: true})).json()["error"].clone();
+            assert_eq!(error["param"], format!("chat_template_kwargs.{name}"), "{error}");
+            assert!(error["message"].as_str().unwrap().ends_with("it takes: colour, documents"), "{error}");
+        }
+        for fine in [json!({"enable_thinking": false}), json!({"shade": null}), json!({})] {
+            assert_eq!(of(path, fine).status, 200);
+        }
+        let thinking = of(path, json!({"enable_thinking": true})).json()["error"].clone();
+        assert_eq!(thinking["param"], "chat_template_kwargs.enable_thinking");
+    }
+}
+
+#[test]
+fn thoughts_are_turned_on_and_off_by_what_the_template_reads() {
+    let said = json!([{"role": "user", "content": "hi"}]);
+    let ask = |server: &Server, extra: Value| {
+        let mut body = json!({"messages": said, "max_tokens": 9});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        server.post("/v1/chat/completions", &body)
+    };
+    // Tokens of the prompt beside those that are always there.
+    for switch in ["enable_thinking", "thinking"] {
+        let template = format!("{{% if {switch} is defined and {switch} %}}12345{{% endif %}}<|assistant|>");
+        let model = templated(&template);
+        let server = Server::start(model.path(), &[]);
+        let more = |extra: Value| ask(&server, extra).json()["usage"]["prompt_tokens"].as_u64().unwrap() - 1;
+        assert_eq!(more(json!({"reasoning_effort": "high"})), 5);
+        assert_eq!(more(json!({"reasoning_effort": "none"})), 0);
+        assert_eq!(more(json!({"chat_template_kwargs": {"enable_thinking": true}})), 5, "{switch}");
+        assert_eq!(more(json!({"chat_template_kwargs": {switch: true}})), 5);
+        let both = json!({"reasoning_effort": "none", "chat_template_kwargs": {switch: true}});
+        assert_eq!(ask(&server, both).json()["error"]["param"], "reasoning_effort");
+    }
+    // A template that reads neither, of a model that thinks: no thought is let through.
+    let model = thinker();
+    let server = Server::start(model.path(), &[]);
+    for (on, thoughts) in [(true, json!("abc")), (false, Value::Null)] {
+        let reply = ask(&server, json!({"chat_template_kwargs": {"enable_thinking": on}})).json();
+        let message = &reply["choices"][0]["message"];
+        assert_eq!((&message["content"], &message["reasoning"]), (&json!("x"), &thoughts));
+    }
+}
+
 #[test]
 fn what_a_user_writes_does_not_begin_thoughts() {
     let model = Model::script(&[b"x", b"y"], Then::End);

@@ -11,11 +11,11 @@ fn caller(pieces: &[&[u8]]) -> Model {
     let model = Model::script(pieces, Then::End);
     model.edit("tokenizer_config.json", |config| {
         let template = config["chat_template"].as_str().unwrap();
-        let template = format!("{{% if tools %}}<|system|>{{{{ tools | tojson }}}}<|end|>{{% endif %}}{template}");
-        config["chat_template"] = json!(template.replace(
-            "{{ message.content }}",
-            "{{ message.reasoning_content or '' }}{{ message.content }}{{ message.tool_calls | tojson if message.tool_calls }}"
-        ));
+        config["chat_template"] =
+            json!(template.replace(
+                "{{ message.content }}",
+                "{{ message.reasoning_content or '' }}{{ message.content }}"
+            ));
         config["tool_parser_type"] = json!("json_tools");
     });
     model

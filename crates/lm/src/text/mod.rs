@@ -28,5 +28,5 @@ pub use gguf::GgufVocab;
 pub use markers::ThinkingMarkers;
 pub use special::SpecialTokens;
 pub use stop::{STOP_BYTES_MAX, STOP_STRINGS_MAX, StopError, StopMatcher, StopOutput, check_stops};
-pub use template::{ChatTemplate, RenderOptions, TemplateError};
+pub use template::{ChatTemplate, RenderOptions, THINKING, TemplateError};
 pub use tokenizer::{Detokenizer, Tokenizer};

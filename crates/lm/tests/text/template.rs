@@ -91,3 +91,82 @@ fn whole_templates_render_as_in_transformers() {
     assert!(file.rows.len() > 700);
     assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
+
+#[test]
+fn what_changes_a_rendering_is_read() {
+    let file: Renderings = golden_json("templates.json");
+    let probe = serde_json::json!({"type": "function", "function": {"name": "probe", "parameters": {"type": "object", "properties": {}}}});
+    let (mut with_tools, mut changes) = (std::collections::BTreeSet::new(), 0);
+    for (name, case, ..) in &file.rows {
+        let source =
+            std::fs::read_to_string(golden().join("templates").join(format!("{name}.jinja"))).unwrap();
+        let template = ChatTemplate::new(&source, &SpecialTokens::default(), false).unwrap();
+        if template.reads("tools", true) {
+            with_tools.insert(name.as_str());
+        }
+        assert!(!template.reads("probe", true));
+        let (conversation, case) = &file.cases[*case];
+        let messages = file.conversations[conversation].as_array().unwrap();
+        let base = RenderOptions { now: Some(file.now), ..options(case, &file.special) };
+        let mut differ = |variable: &str, one: RenderOptions, other: RenderOptions| {
+            if let (Ok(one), Ok(other)) = (template.render(messages, &one), template.render(messages, &other))
+                && one != other
+            {
+                changes += 1;
+                assert!(template.reads(variable, true), "{name} reads {variable}");
+            }
+        };
+        let tools = |tools| RenderOptions { tools, ..base.clone() };
+        differ("tools", tools(None), tools(Some(vec![probe.clone()])));
+        for variable in
+            ["enable_thinking", "reasoning_effort", "controls", "citation_mode", "bos_token", "documents"]
+        {
+            let set = |value: Value| {
+                let mut options = RenderOptions { documents: None, ..base.clone() };
+                options.variables.insert(variable.to_owned(), value);
+                options
+            };
+            let list = serde_json::json!([{"title": "t", "text": "x"}]);
+            for [one, other] in
+                [[true.into(), false.into()], ["low".into(), "high".into()], [list, Value::Null]]
+            {
+                differ(variable, set(one), set(other));
+            }
+        }
+    }
+    assert!(changes > 200, "{changes}");
+    let known = [
+        "channels",
+        "chatml_tools",
+        "compact_json",
+        "gmask",
+        "headers_tools_in_user",
+        "headers_with_date",
+        "roles_dated",
+        "strict_turns",
+        "xml_tools_modes",
+    ];
+    assert_eq!(with_tools.into_iter().collect::<Vec<_>>(), known);
+}
+
+#[test]
+fn variables_that_nobody_reads_are_told() {
+    let source = "{% set depth = depth or 1 %}{{ depth }}{{ colour }}{{ bos_token }}{{ raise_exception and '' }}\
+        {% for m in messages %}{{ m.shade }}{{ loop.index }}{{ strftime_now('x') and '' }}{% endfor %}";
+    let check = |thinking: bool, variables: Value| {
+        let template = ChatTemplate::new(source, &SpecialTokens::default(), thinking).unwrap();
+        template.check_variables(variables.as_object().unwrap(), false)
+    };
+    for fine in ["{}", "{\"depth\": 2, \"colour\": \"red\", \"bos_token\": \"\"}", "{\"shade\": null}"] {
+        assert_eq!(check(false, serde_json::from_str(fine).unwrap()), Ok(()));
+    }
+    for thinking in [true, false] {
+        assert_eq!(check(thinking, serde_json::json!({"enable_thinking": thinking})), Ok(()));
+        assert!(check(thinking, serde_json::json!({"enable_thinking": !thinking})).is_err());
+    }
+    for name in ["shade", "messages", "tools", "add_generation_prompt"] {
+        let error = check(false, serde_json::json!({"colour": 1, name: 1})).unwrap_err();
+        let read = "bos_token, colour".to_owned();
+        assert_eq!(error, TemplateError::Variable { name: name.to_owned(), read });
+    }
+}

@@ -4,7 +4,7 @@ use super::convert;
 use crate::app::App;
 use crate::blocks::{Block, Blocks, Change, Kind};
 use crate::body::{self, in_range};
-use crate::conversation::{Conversation, reads_effort};
+use crate::conversation::{Conversation, Thoughts};
 use crate::error::{ApiError, ApiResult};
 use crate::fields::{self, Sampling};
 use crate::model::Model;
@@ -156,7 +156,8 @@ fn prepare(app: &App, model: Arc<Model>, body: Body) -> ApiResult<(Ask, Request)
     };
     // Clients ask for thoughts of whatever model there is; one that has none just answers.
     let thinks = model.tokenizer.thinking_markers().is_some();
-    let effort = effort.filter(|(_, word)| thinks || (word != "none" && reads_effort(&model)));
+    let reads_effort = Thoughts { model: &model, with_tools: !tools.is_empty() }.reads_effort();
+    let effort = effort.filter(|(_, word)| thinks || (word != "none" && reads_effort));
     let converted = convert::messages(body.system.as_ref(), &body.messages)?;
     let begun = |last: &Value| last["role"] == "assistant" && last["tool_calls"].is_null();
     let conversation = Conversation {

@@ -44,6 +44,14 @@ pub enum TemplateError {
         /// The `chat_template_type`.
         kind: String,
     },
+    /// A variable would change nothing.
+    #[error("the chat template takes no variable {name}; it takes: {read}")]
+    Variable {
+        /// The variable.
+        name: String,
+        /// Those that change something.
+        read: String,
+    },
     /// The conversation has no message.
     #[error("the conversation is empty; give at least one message")]
     NoMessages,

@@ -7,6 +7,7 @@ mod json;
 mod messages;
 mod python;
 mod sources;
+mod variables;
 
 pub use error::TemplateError;
 pub(crate) use sources::TemplateSources;
@@ -15,6 +16,8 @@ use super::special::SpecialTokens;
 use minijinja::Environment;
 use serde_json::{Map, Value, json};
 use sources::DEFAULT;
+use std::collections::HashMap;
+use variables::Variables;
 
 /// What a rendering may be told besides the messages.
 #[derive(Clone, Debug, Default)]
@@ -33,11 +36,20 @@ pub struct RenderOptions {
     pub now: Option<chrono::NaiveDateTime>,
 }
 
+/// The variable with which most templates of models that think turn that on and off.
+pub const THINKING: &str = "enable_thinking";
+/// What a rendering sets itself.
+const SET: [&str; 3] = ["messages", "tools", "add_generation_prompt"];
+/// The functions of a rendering beside those of the environment.
+const FUNCTIONS: [&str; 2] = ["strftime_now", "loop"];
+
 /// A model's chat template, or its several ones.
 pub struct ChatTemplate {
     environment: Environment<'static>,
     sources: TemplateSources,
     special: SpecialTokens,
+    /// Of each template, by its name.
+    variables: HashMap<String, Variables>,
     /// What `enable_thinking` is when the caller does not say: whether the model thinks.
     thinking: bool,
 }
@@ -63,11 +75,13 @@ impl ChatTemplate {
             return Err(TemplateError::None);
         }
         let mut environment = engine::environment()?;
+        let mut variables = HashMap::new();
         for (name, source) in &sources.named {
             let added = environment.add_template_owned(name.clone(), engine::prepare(source));
             added.map_err(|error| TemplateError::from_engine(&error))?;
+            variables.insert(name.clone(), Variables::of(source));
         }
-        Ok(Self { environment, sources, special: special.clone(), thinking })
+        Ok(Self { environment, sources, special: special.clone(), variables, thinking })
     }
 
     /// The text of the template that is used without (or with) tools.
@@ -78,6 +92,42 @@ impl ChatTemplate {
     /// Where it comes from: a file, a metadata key, or `given`.
     pub fn origin(&self) -> &str {
         &self.sources.origin
+    }
+
+    /// Whether the template that is used without (or with) tools looks at a variable of the rendering.
+    pub fn reads(&self, variable: &str, with_tools: bool) -> bool {
+        self.variables_of(with_tools).is_some_and(|variables| variables.reads(variable))
+    }
+
+    fn variables_of(&self, with_tools: bool) -> Option<&Variables> {
+        self.variables.get(self.choose(with_tools).ok()?)
+    }
+
+    /// Refuses variables (of [`RenderOptions::variables`]) that would be left out without a word: those that a
+    /// rendering sets itself, and those that the template that is used without (or with) tools does not look at. Nobody
+    /// looks at `enable_thinking` where it is what the model does anyway.
+    ///
+    /// # Errors
+    /// [`TemplateError::Variable`] names the first.
+    pub fn check_variables(
+        &self,
+        variables: &Map<String, Value>,
+        with_tools: bool,
+    ) -> Result<(), TemplateError> {
+        let Some(known) = self.variables_of(with_tools) else { return Ok(()) };
+        let granted = |name: &str, value: &Value| name == THINKING && *value == self.thinking;
+        let unread = |(name, value): &(&String, &Value)| {
+            let idle = SET.contains(&name.as_str()) || !(known.reads(name) || granted(name, value));
+            idle && !value.is_null()
+        };
+        let Some((name, _)) = variables.iter().find(unread) else { return Ok(()) };
+        let special = |name: &&str| self.special.iter().any(|(role, _)| role == *name);
+        let function = |name: &&str| self.environment.globals().any(|(global, _)| global == *name);
+        let inner =
+            |name: &&str| SET.contains(name) || FUNCTIONS.contains(name) || special(name) || function(name);
+        let read: Vec<&str> = known.outer().into_iter().filter(|name| !inner(name)).collect();
+        let read = if read.is_empty() { "none".to_owned() } else { read.join(", ") };
+        Err(TemplateError::Variable { name: name.clone(), read })
     }
 
     /// As transformers: `tool_use` if there are tools and such a template, else `default`.
@@ -141,11 +191,12 @@ impl ChatTemplate {
     ) -> Result<String, TemplateError> {
         let mut context: Map<String, Value> =
             self.special.iter().map(|(role, text)| (role.to_owned(), text.into())).collect();
-        context.insert("enable_thinking".to_owned(), self.thinking.into());
+        context.insert(THINKING.to_owned(), self.thinking.into());
+        context.insert("documents".to_owned(), Value::Null);
         context.extend(options.variables.clone());
         context.insert("messages".to_owned(), messages.into());
         context.insert("tools".to_owned(), json!(options.tools));
-        context.insert("documents".to_owned(), json!(options.documents));
+        context.extend(options.documents.clone().map(|list| ("documents".to_owned(), list.into())));
         context.insert("add_generation_prompt".to_owned(), options.add_generation_prompt.into());
         let now = options.now.unwrap_or_else(|| chrono::Local::now().naive_local());
         let strftime = minijinja::Value::from_function(move |format: &str| engine::strftime(now, format));
