@@ -23,7 +23,27 @@ struct World {
 }
 
 fn world() -> World {
-    let tokenizer = crate::common::text_data::small("byte_level");
+    world_of(crate::common::text_data::small("byte_level"))
+}
+
+/// A world in whose vocabulary these texts are control tokens.
+fn world_with(controls: &[&str]) -> World {
+    let folder = tempfile::tempdir().unwrap();
+    let from = crate::common::text_data::golden().join("byte_level");
+    std::fs::copy(from.join("tokenizer_config.json"), folder.path().join("tokenizer_config.json")).unwrap();
+    let text = std::fs::read_to_string(from.join("tokenizer.json")).unwrap();
+    let mut tokenizer: Value = serde_json::from_str(&text).unwrap();
+    let first = world().tokenizer.vocab_size();
+    let added = tokenizer["added_tokens"].as_array_mut().unwrap();
+    added.extend((first..).zip(controls).map(|(id, content)| {
+        json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true})
+    }));
+    std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    world_of(Tokenizer::from_folder(folder.path()).unwrap())
+}
+
+fn world_of(tokenizer: Tokenizer) -> World {
     let mut eos = EosSet::default();
     for id in ["<|im_end|>", "<|endoftext|>"].into_iter().filter_map(|end| tokenizer.id(end)) {
         eos.insert(id, EosSource::Config);
@@ -453,6 +473,64 @@ fn text_without_a_call_is_free() {
             Ok(()),
             "{format:?}\n{thinks}"
         );
+    }
+}
+
+/// Families whose markers are made of control tokens, which their texts may have too; and such texts.
+const FAMILIES: [(ToolFormat, &[&str], &[&str]); 3] = [
+    (
+        ToolFormat::KimiK3,
+        &["<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"],
+        &["<|open|>response<|sep|>Hi, é.<|close|>response<|sep|>", "a <|close|>tools<|sep|> b", "<|sep|>"],
+    ),
+    (
+        ToolFormat::DeepseekV32,
+        &["｜DSML｜"],
+        &["<｜DSML｜x>, </｜DSML｜y>", "function_calls> ｜DSML｜function calls"],
+    ),
+    (
+        ToolFormat::Harmony,
+        &["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"],
+        &[
+            "<|channel|>analysis<|message|>Hm. to=functions.x<|end|><|start|>assistant<|channel|>final<|message|>Hi",
+            "<|message|>a<|constrain|>b<|end|>",
+        ],
+    ),
+];
+
+#[test]
+fn control_tokens_of_a_family_are_text_around_calls() {
+    for (format, tokens, texts) in FAMILIES {
+        let world = world_with(tokens);
+        let ids: Vec<u32> = tokens.iter().map(|token| world.control(token).unwrap()).collect();
+        let strict = typed(true);
+        let options = CallGrammar { free_text: Some(ids), ..with_text(true) };
+        let lark = options.lark(format, &Tools::new(&strict), &|token| world.control(token)).unwrap();
+        let good = call(format, "x", "3").replace("get_weather", "no.thing-2");
+        let good = match format {
+            ToolFormat::KimiK3 => {
+                good.split_inclusive("<|sep|>").filter(|tag| !tag.contains("argument")).collect()
+            }
+            ToolFormat::DeepseekV32 => {
+                good.lines().filter(|line| !line.contains("parameter")).collect::<Vec<_>>().join("\n")
+            }
+            _ => good.split("{\"").next().unwrap().to_owned() + "{}",
+        };
+        let wrong = wrong_call(format, "f");
+        for text in texts.iter().copied().chain([""]) {
+            assert_eq!(world.accepts(&lark, text), Ok(()), "{format:?} {text:?}\n{lark}");
+            let around = format!("{text}{good}{text}{good}{text}");
+            assert_eq!(world.accepts(&lark, &around), Ok(()), "{format:?} {around:?}\n{lark}");
+            let options =
+                ReplyOptions { format: Some(format), tools: Tools::new(&strict), ..ReplyOptions::default() };
+            let reply = Reply::parse(&around, ReplyEnd::Stop, options);
+            let names: Vec<&str> = reply.tool_calls.iter().map(|call| call.name.as_str()).collect();
+            assert_eq!(names, ["no.thing-2"; 2], "{format:?} {around:?}");
+            for refused in [wrong.clone(), good.replace("no.thing-2", "no.thing-3")] {
+                let refused = format!("{text}{refused}");
+                assert!(world.accepts(&lark, &refused).is_err(), "{format:?} {refused:?}\n{lark}");
+            }
+        }
     }
 }
 

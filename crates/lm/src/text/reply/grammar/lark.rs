@@ -79,6 +79,8 @@ pub(super) struct Channel<'a> {
     pub(super) banned: &'a [&'a str],
     /// Control tokens that are part of the text.
     pub(super) controls: &'a [u32],
+    /// The rule of the text behind such a token; most often the channel itself.
+    pub(super) after: &'a str,
 }
 
 /// Any text.
@@ -162,7 +164,7 @@ impl<'a> Lark<'a> {
 
     /// Writes the rules of a channel. It may end anywhere.
     pub(super) fn channel(&mut self, channel: &Channel<'_>) {
-        let Channel { name, text, triggers, banned, controls } = *channel;
+        let Channel { name, text, triggers, banned, controls, after } = *channel;
         let mut behind = vec!["\"\"".to_owned()];
         // By the first control token of markers, what of them follows it.
         let mut begun: BTreeMap<u32, Vec<String>> = BTreeMap::new();
@@ -189,7 +191,7 @@ impl<'a> Lark<'a> {
             }
         }
         let free = ranges(controls.iter().copied().filter(|id| !begun.contains_key(id)));
-        behind.extend(free.map(|free| format!("<[{free}]> {name}")));
+        behind.extend(free.map(|free| format!("<[{free}]> {after}")));
         for (id, follows) in begun {
             if follows.iter().all(|follows| !follows.is_empty()) {
                 let other = follows.iter().map(|follows| format!("~({follows} {ANY})"));

@@ -178,6 +178,7 @@ impl CallGrammar {
                 triggers: &end,
                 banned: &[start],
                 controls,
+                after: "thoughts",
             });
         }
         let (text, fresh) = match format {
@@ -187,7 +188,14 @@ impl CallGrammar {
             }
             _ => (ANY, "content".to_owned()),
         };
-        lark.channel(&Channel { name: "content", text, triggers: &content, banned: &[], controls });
+        lark.channel(&Channel {
+            name: "content",
+            text,
+            triggers: &content,
+            banned: &[],
+            controls,
+            after: "content",
+        });
         lark.rules.push(format!("fresh: {fresh}"));
         let thinks = self.in_reasoning && self.thinking.is_some();
         Ok(if thinks { "thoughts" } else { "fresh" }.to_owned())
@@ -208,15 +216,21 @@ impl CallGrammar {
             let arguments = lark.arguments(style.arguments, &tool.name, &self.schema(tool), &name)?;
             let behind = if self.parallel { "content" } else { "" };
             let triggers = [(MESSAGE, format!("{arguments} {behind}"))];
-            let text = "/([\\s<](?s:.*))?/";
-            lark.channel(&Channel { name: &name, text, triggers: &triggers, banned: &[], controls });
+            // What follows the name is none of it; behind a token nothing is.
+            let (text, rest) = ("/([\\s<](?s:.*))?/", format!("{name}_rest"));
+            let channel =
+                Channel { name: &name, text, triggers: &triggers, banned: &[], controls, after: &rest };
+            lark.channel(&channel);
+            if !controls.is_empty() {
+                lark.channel(&Channel { name: &rest, text: ANY, ..channel });
+            }
             recipients.push(format!("{} {name}", json_string(&format!("functions.{}", tool.name))));
         }
         let header = || "header".to_owned();
         let content = [("<|channel|>", header()), ("<|start|>", header())];
         let header = [(MESSAGE, "content".to_owned()), ("to=", format!("({})", recipients.join(" | ")))];
         for (name, triggers) in [("content", &content), ("header", &header)] {
-            lark.channel(&Channel { name, text: ANY, triggers, banned: &[], controls });
+            lark.channel(&Channel { name, text: ANY, triggers, banned: &[], controls, after: name });
         }
         Ok("content".to_owned())
     }
