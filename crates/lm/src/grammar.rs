@@ -5,6 +5,7 @@
 //! reply ends when its form is complete and nothing may follow; where it may both end and go on, the end-of-sequence
 //! tokens are allowed and the model decides. A reply that `max_tokens` cuts is a beginning of the form.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::text::{EosSet, Tokenizer};
@@ -16,6 +17,20 @@ use toktrie::{ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv, TokRx
 
 /// Bytes of a form's text at most.
 pub const MAX_SOURCE: usize = 1 << 20;
+/// Rules and groups of a grammar, and objects of a schema, at most: the compiler may go down a level with each.
+pub const MAX_PARTS: usize = 10_000;
+/// Properties of an object of a schema at most: the compiler's work grows with their square.
+pub const MAX_PROPERTIES: usize = 500;
+/// Properties of all objects of a form at most.
+pub const MAX_ALL_PROPERTIES: usize = 3000;
+/// Patterns of an object's properties at most: each is compared with each.
+pub const MAX_PATTERNS: usize = 20;
+/// What numbers must be multiples of at most, all such numbers of a schema multiplied, without their points: remainders are
+/// states.
+pub const MAX_MULTIPLE: usize = 10_000;
+
+/// Bytes of the stack on which forms are compiled: room for [`MAX_PARTS`] levels.
+const STACK: usize = 256 << 20;
 
 /// Marks the name of a control token among the bytes of tokens.
 const CONTROL: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
@@ -51,6 +66,18 @@ pub enum GrammarError {
         kind: &'static str,
         /// Its length.
         bytes: usize,
+    },
+    /// The form has more of something than is allowed.
+    #[error("the {kind} has {count} {what}: at most {most} are allowed")]
+    TooLarge {
+        /// What it was given as.
+        kind: &'static str,
+        /// What it has too many of.
+        what: &'static str,
+        /// How many it has.
+        count: usize,
+        /// How many are allowed.
+        most: usize,
     },
     /// Only the empty text has the form.
     #[error("the {kind} allows no text but the empty one")]
@@ -98,6 +125,31 @@ impl Form {
         }
     }
 
+    /// Refuses what would take long to compile, without compiling it.
+    pub(crate) fn check_size(&self) -> Result<(), GrammarError> {
+        let (kind, bytes) = (self.kind(), self.bytes());
+        if bytes > MAX_SOURCE {
+            return Err(GrammarError::TooLong { kind, bytes });
+        }
+        let size = Size::of(self);
+        for (what, count, most) in [
+            ("properties in one object", size.widest, MAX_PROPERTIES),
+            ("properties", size.properties, MAX_ALL_PROPERTIES),
+            ("patterns of properties", size.patterns, MAX_PATTERNS),
+            (
+                "remainders of multipleOf",
+                size.multiples.iter().fold(1, |all, &one| one.saturating_mul(all)),
+                MAX_MULTIPLE,
+            ),
+            ("rules, groups and objects", size.parts, MAX_PARTS),
+        ] {
+            if count > most {
+                return Err(GrammarError::TooLarge { kind, what, count, most });
+            }
+        }
+        Ok(())
+    }
+
     fn compile(&self) -> TopLevelGrammar {
         match self {
             Form::Json => TopLevelGrammar::from_json_schema(spaced(&json!({}))),
@@ -106,6 +158,75 @@ impl Form {
             Form::Lark(grammar) => TopLevelGrammar::from_lark(grammar.clone()),
         }
     }
+}
+
+/// How much there is of what makes compiling a form much work.
+#[derive(Default)]
+struct Size {
+    /// Rules and groups of a grammar, objects of schemas.
+    parts: usize,
+    /// Properties of the object that has the most.
+    widest: usize,
+    /// Those of all objects.
+    properties: usize,
+    /// Patterns of the one that has the most.
+    patterns: usize,
+    /// What numbers must be multiples of, without points.
+    multiples: BTreeSet<usize>,
+}
+
+impl Size {
+    fn of(form: &Form) -> Self {
+        let mut size = Self::default();
+        match form {
+            Form::Json | Form::Regex(_) => {}
+            Form::JsonSchema(schema) => size.add_schema(schema),
+            Form::Lark(text) => size.add_grammar(text),
+        }
+        size
+    }
+
+    fn add_schema(&mut self, value: &Value) {
+        match value {
+            Value::Object(map) => {
+                let members = |key: &str| map.get(key).and_then(Value::as_object).map_or(0, |map| map.len());
+                let required = map.get("required").and_then(Value::as_array).map_or(0, Vec::len);
+                let properties = members("properties").max(required);
+                self.widest = self.widest.max(properties);
+                self.properties += properties;
+                self.patterns = self.patterns.max(members("patternProperties"));
+                self.multiples.extend(map.get("multipleOf").filter(|value| value.is_number()).map(digits));
+                self.parts += 1;
+                map.values().for_each(|value| self.add_schema(value));
+            }
+            Value::Array(list) => list.iter().for_each(|value| self.add_schema(value)),
+            _ => {}
+        }
+    }
+
+    /// Each rule has a line. Brackets of texts and regular expressions are counted too.
+    fn add_grammar(&mut self, text: &str) {
+        let mut parts = text.split("%json");
+        let opens =
+            |text: &str| text.bytes().filter(|byte| matches!(byte, b'\n' | b'(' | b'[' | b'{')).count();
+        self.parts += parts.next().map_or(0, opens);
+        for rest in parts {
+            let mut values = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
+            let schema = values.next().and_then(Result::ok);
+            let behind = if schema.is_some() { values.byte_offset() } else { 0 };
+            schema.iter().for_each(|schema| self.add_schema(schema));
+            self.parts += rest.get(behind..).map_or(0, opens);
+        }
+    }
+}
+
+/// A number without its point and its exponent, as far as it can be told.
+fn digits(number: &Value) -> usize {
+    let text = number.to_string();
+    let (digits, exponent) = text.split_once(['e', 'E']).unwrap_or((&text, "0"));
+    let digits = digits.replace(['.', '-'], "").parse::<usize>().unwrap_or(usize::MAX);
+    let zeros = exponent.parse::<u32>().unwrap_or(0);
+    10_usize.checked_pow(zeros).map_or(usize::MAX, |scale| digits.saturating_mul(scale))
 }
 
 /// A schema whose texts have a bounded amount of white space between their parts: room for indentation, but not for a
@@ -169,10 +290,18 @@ impl Grammars {
     /// # Errors
     /// [`GrammarError`] with the compiler's words.
     pub fn compile(&self, form: &Form) -> Result<Grammar, GrammarError> {
-        let (kind, bytes) = (form.kind(), form.bytes());
-        if bytes > MAX_SOURCE {
-            return Err(GrammarError::TooLong { kind, bytes });
-        }
+        form.check_size()?;
+        let failed = |why: String| GrammarError::Invalid { kind: form.kind(), why };
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("grammar".to_owned()).stack_size(STACK);
+            let thread = thread.spawn_scoped(scope, || self.compile_here(form));
+            let thread = thread.map_err(|error| failed(format!("no thread for its compiler: {error}")))?;
+            thread.join().map_err(|_| failed("its compiler failed".to_owned()))?
+        })
+    }
+
+    fn compile_here(&self, form: &Form) -> Result<Grammar, GrammarError> {
+        let kind = form.kind();
         let mut matcher = Matcher::new(self.factory.create_parser(form.compile()));
         if let Some(why) = matcher.get_error() {
             return Err(GrammarError::Invalid { kind, why });

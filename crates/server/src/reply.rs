@@ -6,7 +6,7 @@ use crate::model::Model;
 use crate::openai::new_id;
 use crate::openai::tools::Choice;
 use lmx::engine::{Event, FinishReason, Request};
-use lmx::grammar::Form;
+use lmx::grammar::{Form, Grammar};
 use lmx::sample::ReasoningBudget;
 use lmx::text::reply::{
     CallGrammar, Reply, ReplyEnd, ReplyOptions, ReplyParser, ReplyPart, ToolFormat, Tools,
@@ -74,23 +74,24 @@ impl Shape {
         Ok(Self { options, form, budget, parallel })
     }
 
-    /// Makes a request's reply keep to it.
-    pub(crate) fn constrain(
-        &self,
-        model: &Model,
-        sampling: &Sampling,
-        request: &mut Request,
-    ) -> ApiResult<()> {
-        if let Some((field, form)) = &self.form {
-            sampling.check_with_form()?;
-            request.grammar = Some(model.grammar(field, form)?);
-        }
+    /// The form of the reply, compiled.
+    ///
+    /// # Errors
+    /// Names the field that asks for it.
+    pub(crate) fn grammar(&self, model: &Model, sampling: &Sampling) -> ApiResult<Option<Grammar>> {
+        let Some((field, form)) = &self.form else { return Ok(None) };
+        sampling.check_with_form()?;
+        model.grammar(field, form).map(Some)
+    }
+
+    /// Makes a request's reply keep to it, and to its `grammar`.
+    pub(crate) fn constrain(&self, grammar: Option<Grammar>, request: &mut Request) {
+        request.grammar = grammar;
         if let (Some(budget), Some(markers)) = (self.budget, &self.options.thinking) {
             let (start, end) = (markers.start_tokens.clone(), markers.end_tokens.clone());
             let budget = ReasoningBudget::new(start, end, budget, self.options.in_reasoning);
             request.logits_processors.push(Box::new(budget));
         }
-        Ok(())
     }
 }
 

@@ -327,3 +327,47 @@ fn what_cannot_be_enforced_is_refused() {
     let refused = world.engine(1).submit(request(grammar, 0, 5)).unwrap_err();
     assert!(matches!(refused, RequestError::GrammarVocabulary { .. }), "{refused}");
 }
+
+#[test]
+fn forms_that_are_much_work_are_refused_by_their_size() {
+    let integer = json!({"type": "integer"});
+    let object = |field: &str, count: usize| {
+        let members: serde_json::Map<String, Value> =
+            (0..count).map(|n| (format!("^k{n}$"), integer.clone())).collect();
+        json!({"type": "object", field: members})
+    };
+    let multiple = |of: Value| json!({"type": "number", "multipleOf": of});
+    let nested = |count: usize| json!({"prefixItems": vec![integer.clone(); count]});
+    let too_large = |form: Form| matches!(form.check(), Err(GrammarError::TooLarge { .. }));
+    for (fine, refused) in [
+        (object("properties", 500), object("properties", 501)),
+        (
+            json!({"anyOf": vec![object("properties", 500); 2]}),
+            json!({"anyOf": vec![object("properties", 500); 7]}),
+        ),
+        (object("patternProperties", 20), object("patternProperties", 21)),
+        (json!({"type": "object", "required": ["a"]}), json!({"type": "object", "required": vec!["a"; 501]})),
+        (multiple(json!(9973)), multiple(json!(10_007))),
+        (multiple(json!(0.25)), multiple(json!(123.456))),
+        (
+            json!({"allOf": [multiple(json!(100)), multiple(json!(15))]}),
+            json!({"allOf": [multiple(json!(101)), multiple(json!(103))]}),
+        ),
+        (nested(100), nested(10_001)),
+    ] {
+        let embedded = Form::Lark(format!("start: %json {refused}"));
+        assert!(Form::JsonSchema(fine.clone()).check().is_ok(), "{fine}");
+        assert!(too_large(Form::JsonSchema(refused)) && too_large(embedded));
+    }
+    let rules: String = (0..10_001).map(|n| format!("r{n}: r{}\n", n + 1)).collect();
+    assert!(too_large(Form::Lark(format!("start: r0\n{rules}r10001: \"a\""))));
+    assert!(too_large(Form::Lark(format!("start: {}", "a{".repeat(10_001)))));
+    // As deep as is allowed.
+    let rules: String = (0..9_900).map(|n| format!("r{n}: r{}\n", n + 1)).collect();
+    assert!(Form::Lark(format!("start: r0\n{rules}r9900: \"a\"")).check().is_ok());
+    let mut defs: serde_json::Map<String, Value> =
+        (0..9000).map(|n| (format!("d{n}"), json!({"$ref": format!("#/$defs/d{}", n + 1)}))).collect();
+    defs.insert("d9000".to_owned(), integer.clone());
+    let chain = json!({"$ref": "#/$defs/d0", "$defs": defs});
+    assert_eq!(Form::JsonSchema(chain).check(), Ok(()));
+}

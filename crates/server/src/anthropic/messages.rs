@@ -178,7 +178,7 @@ fn prepare(app: &App, model: Arc<Model>, body: Body) -> ApiResult<(Ask, Request)
     lmx::text::check_stops(&stops)
         .map_err(|error| ApiError::field("stop_sequences", format!("stop_sequences: {error}")))?;
     request.stop = stops;
-    shape.constrain(&model, &sampling, &mut request)?;
+    shape.constrain(shape.grammar(&model, &sampling)?, &mut request);
     Ok((Ask { model, shape, prompt_tokens }, request))
 }
 

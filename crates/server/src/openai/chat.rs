@@ -148,9 +148,10 @@ fn prepare(app: &App, model: Arc<Model>, body: Body, sampling: &Sampling) -> Api
         app.options.defaults.max_tokens,
     )?;
     let seed = sampling.seed().unwrap_or_else(lmx::sample::random_seed);
+    let grammar = shape.grammar(&model, sampling)?;
     let base = |choice: u64| -> ApiResult<Request> {
         let mut request = sampling.request(prompt.clone(), max_tokens, &model, &app.options)?;
-        shape.constrain(&model, sampling, &mut request)?;
+        shape.constrain(grammar.clone(), &mut request);
         Ok(Request { seed: Some(fold_seed(seed, choice)), top_logprobs: top, ..request })
     };
     let requests = (0..n as u64).map(base).collect::<ApiResult<_>>()?;

@@ -174,7 +174,7 @@ impl Body {
         let (prompt, shape) = self.render(app, &model, chat).map_err(about_input)?;
         let request = sampling.request(prompt, max_tokens, &model, &app.options).map_err(about_input)?;
         let mut request = Request { top_logprobs, ..request };
-        shape.constrain(&model, sampling, &mut request)?;
+        shape.constrain(shape.grammar(&model, sampling)?, &mut request);
         let ids = Ids::new();
         let input = own.iter().enumerate().map(|(n, item)| item.json(&ids.item(item.prefix(), n)));
         let input = input.collect();

@@ -3,9 +3,11 @@
 use super::lark::{Lark, json_rule};
 use super::style::Written;
 use super::{CallGrammarError, schema_error};
+use crate::grammar::MAX_SOURCE;
 use crate::text::reply::json_text::json_string;
 use crate::text::reply::tools::{Types, resolve};
 use serde_json::{Map, Value, json};
+use std::collections::HashMap;
 
 /// Keywords that allow and forbid nothing.
 const ANNOTATIONS: [&str; 7] =
@@ -14,6 +16,10 @@ const ANNOTATIONS: [&str; 7] =
 const KEY: &str = "/[A-Za-z0-9_.-]{1,64}/";
 /// The words for a value that is no plain text.
 const OTHER_TYPES: &str = r#"("integer" | "number" | "boolean" | "array" | "object" | "null" | "json")"#;
+/// Schemas within schemas, and references, at most.
+const DEPTH_MAX: usize = 100;
+/// The types that JSON has.
+const TYPES: usize = 7;
 const IDENTIFIER: &str = "/[A-Za-z_][A-Za-z0-9_]{0,63}/";
 
 impl Lark<'_> {
@@ -26,7 +32,8 @@ impl Lark<'_> {
         rule: &str,
     ) -> Result<String, CallGrammarError> {
         check_name(tool)?;
-        let mut arguments = Arguments { lark: self, root, rule, rules: 0, named: Vec::new() };
+        let mut arguments =
+            Arguments { lark: self, root, rule, rules: 0, depth: 0, bytes: 0, named: HashMap::new() };
         match written {
             Written::Json => Ok(json_rule(&object_schema(root))),
             Written::Tags(tags) => arguments.tags(tags, tool),
@@ -92,8 +99,12 @@ struct Arguments<'l, 'a, 's> {
     rule: &'s str,
     /// Names of rules that are taken.
     rules: usize,
-    /// The rules of schemas that have names.
-    named: Vec<(String, String)>,
+    /// Schemas that the one that is being written is within.
+    depth: usize,
+    /// Bytes of the schemas that were written.
+    bytes: usize,
+    /// The rules of schemas, by their texts.
+    named: HashMap<String, String>,
 }
 
 impl<'s> Arguments<'_, '_, 's> {
@@ -115,8 +126,15 @@ impl<'s> Arguments<'_, '_, 's> {
         format!("{end} {}", json_string(&close[close.trim_end().len()..]))
     }
 
-    fn json(&self, schema: &Value) -> String {
-        json_rule(&with_definitions(schema, self.root))
+    /// Any JSON that `schema` allows.
+    fn json(&mut self, schema: &Value, place: &str) -> Result<String, CallGrammarError> {
+        let text = json_rule(&with_definitions(schema, self.root));
+        self.bytes += text.len();
+        // With its definitions a schema may be written often. The whole would be refused in the end.
+        if self.bytes > MAX_SOURCE {
+            return Err(schema_error(place, format!("its text, of more than {MAX_SOURCE} bytes")));
+        }
+        Ok(text)
     }
 
     /// Arguments in tags, in the order of the schema.
@@ -145,7 +163,7 @@ impl<'s> Arguments<'_, '_, 's> {
     fn tagged_value(&mut self, schema: &Value, close: &str, place: &str) -> Result<String, CallGrammarError> {
         let types = Types::of(schema);
         if types != Types::default() && !types.string {
-            return Ok(format!("{} {}", self.json(schema), self.lark.text(close)));
+            return Ok(format!("{} {}", self.json(schema, place)?, self.lark.text(close)));
         }
         if let Some(choices) = choices(schema) {
             let mut texts = Vec::new();
@@ -171,20 +189,26 @@ impl<'s> Arguments<'_, '_, 's> {
         let object = Object::of(self.root, tool, false)?;
         let mut members = Vec::new();
         for &(key, schema, required) in &object.fixed {
+            let place = format!("{tool}.{key}");
             let key = self.lark.text(&format!("{}{key}", typed.key));
-            let values = self.typed_values(typed, self.resolve(schema));
+            let values = self.typed_values(typed, self.resolve(schema), &place)?;
             members.push((format!("{key} ({values})"), required));
         }
         let free = object.free.as_ref().map(|schema| {
             let key = self.lark.text(typed.key);
-            let values = self.typed_values(typed, schema);
-            format!("({key} {KEY} ({values}))*")
+            let values = self.typed_values(typed, schema, tool)?;
+            Ok::<_, CallGrammarError>(format!("({key} {KEY} ({values}))*"))
         });
-        Ok(sequence(&members) + &free.unwrap_or_default())
+        Ok(sequence(&members) + &free.transpose()?.unwrap_or_default())
     }
 
     /// The ways to write a value, behind its key.
-    fn typed_values(&mut self, typed: &Typed, schema: &Value) -> String {
+    fn typed_values(
+        &mut self,
+        typed: &Typed,
+        schema: &Value,
+        place: &str,
+    ) -> Result<String, CallGrammarError> {
         let mut all = Vec::new();
         for schema in branches(schema) {
             let is_string = schema["type"] == "string";
@@ -213,9 +237,9 @@ impl<'s> Arguments<'_, '_, 's> {
                 Some((first, last)) => format!("{} {kind} {}", self.lark.text(first), self.lark.text(last)),
                 None => self.lark.text(typed.json),
             };
-            all.push(format!("{open} {} {close}", self.json(&schema)));
+            all.push(format!("{open} {} {close}", self.json(&schema, place)?));
         }
-        all.join(" | ")
+        Ok(all.join(" | "))
     }
 
     /// `key=value, …`, with values that both JSON and Python read, but for their words.
@@ -231,12 +255,14 @@ impl<'s> Arguments<'_, '_, 's> {
             let value = match schema["type"].as_str().filter(|_| is_plain) {
                 Some("boolean") => "(\"True\" | \"False\")".to_owned(),
                 Some("null") => "\"None\"".to_owned(),
-                _ => self.json(schema),
+                _ => self.json(schema, &format!("{tool}.{key}"))?,
             };
             members.push((format!("{} {value}", json_string(&format!("{key}="))), required));
         }
-        let free = object.free.as_ref().map(|schema| format!("{IDENTIFIER} \"=\" {}", self.json(schema)));
-        Ok(self.list(&members, free, ", "))
+        let free = object.free.as_ref().map(|schema| {
+            Ok::<_, CallGrammarError>(format!("{IDENTIFIER} \"=\" {}", self.json(schema, tool)?))
+        });
+        Ok(self.list(&members, free.transpose()?, ", "))
     }
 
     /// The members of an object in braces whose strings stand between two `quote`s.
@@ -256,12 +282,17 @@ impl<'s> Arguments<'_, '_, 's> {
     /// A value in braces, as a rule.
     fn braced(&mut self, quote: &str, schema: &Value, place: &str) -> Result<String, CallGrammarError> {
         let key = schema.to_string();
-        if let Some((_, rule)) = self.named.iter().find(|(known, _)| *known == key) {
+        if let Some(rule) = self.named.get(&key) {
             return Ok(rule.clone());
         }
+        if self.depth == DEPTH_MAX {
+            return Err(schema_error(place, format!("more than {DEPTH_MAX} schemas within each other")));
+        }
         let rule = self.new_rule();
-        self.named.push((key, rule.clone()));
+        self.named.insert(key, rule.clone());
+        self.depth += 1;
         let value = self.braced_value(quote, schema, place)?;
+        self.depth -= 1;
         self.lark.rules.push(format!("{rule}: {value}"));
         Ok(rule)
     }
@@ -297,7 +328,7 @@ impl<'s> Arguments<'_, '_, 's> {
                 let rule = self.new_rule();
                 Ok(format!("{} {}", self.lark.text(quote), self.lark.text_until(&rule, quote, &[])))
             }
-            Some("integer" | "number" | "boolean" | "null") => Ok(self.json(schema)),
+            Some("integer" | "number" | "boolean" | "null") => self.json(schema, place),
             Some("array" | "items") => {
                 check_keywords(schema, &["type", "items", "minItems", "maxItems"], place)?;
                 let any = json!({});
@@ -398,7 +429,7 @@ fn branches(schema: &Value) -> Vec<Value> {
         return any.iter().flat_map(branches).collect();
     }
     match schema.get("type").and_then(Value::as_array) {
-        Some(types) if choices(schema).is_none() => {
+        Some(types) if choices(schema).is_none() && types.len() <= TYPES => {
             let of = |kind: &Value| {
                 let mut schema = schema.clone();
                 schema["type"] = kind.clone();
@@ -435,10 +466,22 @@ fn object_schema(schema: &Value) -> Value {
 /// A schema from within `root`, with what its references name.
 fn with_definitions(schema: &Value, root: &Value) -> Value {
     let mut schema = schema.clone();
+    if !refers(&schema) {
+        return schema;
+    }
     for key in ["$defs", "definitions"] {
         if let (Some(object), Some(definitions)) = (schema.as_object_mut(), root.get(key)) {
             object.entry(key).or_insert_with(|| definitions.clone());
         }
     }
     schema
+}
+
+/// Whether there is a reference in a schema.
+fn refers(schema: &Value) -> bool {
+    match schema {
+        Value::Object(map) => map.contains_key("$ref") || map.values().any(refers),
+        Value::Array(list) => list.iter().any(refers),
+        _ => false,
+    }
 }

@@ -7,6 +7,7 @@ mod style;
 use super::format::ToolFormat;
 use super::json_text::json_string;
 use super::tools::{Tool, Tools};
+use crate::grammar::Form;
 use crate::text::ThinkingMarkers;
 use lark::{ANY, Channel, Lark};
 use serde_json::{Value, json};
@@ -80,6 +81,10 @@ impl CallGrammar {
                 Some(name) => CallGrammarError::Unknown { name: name.clone() },
                 None => CallGrammarError::NoTool,
             });
+        }
+        for tool in &wanted {
+            let size = Form::JsonSchema(self.schema(tool)).check_size();
+            size.map_err(|error| schema_error(&tool.name, error.to_string()))?;
         }
         let mut lark = Lark::new(control);
         let start = match &self.free_text {
