@@ -32,6 +32,7 @@ pub(crate) fn prompt(model: &Model, before: &[u32], behind: &str) -> ApiResult<V
         let encoded = tokenizer.encode(text, special);
         encoded.map_err(|error| ApiError::field("suffix", format!("suffix: {error}")))
     };
+    model.check_length("suffix", std::iter::once(behind))?;
     let behind = encode(behind, false)?;
     // What the model wants before texts, but does not want twice.
     let mut prompt = encode("", true)?;

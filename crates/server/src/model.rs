@@ -192,7 +192,11 @@ impl Model {
     }
 
     /// Refuses texts that are much too long for the model by how they begin: reading all of them could take minutes.
-    fn check_length<'a>(&self, field: &str, texts: impl Iterator<Item = &'a str> + Clone) -> ApiResult<()> {
+    pub(crate) fn check_length<'a>(
+        &self,
+        field: &str,
+        texts: impl Iterator<Item = &'a str> + Clone,
+    ) -> ApiResult<()> {
         /// More bytes than a token of any usual text has.
         const TOKEN_BYTES: usize = 16;
         let mut room = self.context_length.saturating_mul(TOKEN_BYTES);

@@ -62,6 +62,23 @@ fn a_reply_has_the_tokens_that_it_must_have() {
 }
 
 #[test]
+fn a_request_has_so_many_replies() {
+    let model = Model::script(&[b"a"], Then::End);
+    let server = Server::start(model.path(), &[]);
+    for (count, extra, param) in [
+        (2049, json!({}), "prompt"),
+        (0, json!({}), "prompt"),
+        (2048, json!({"n": 3}), "n"),
+        (2048, json!({"best_of": 3}), "best_of"),
+    ] {
+        let mut body = json!({"prompt": vec!["a"; count], "max_tokens": 1});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let answer = server.post(TEXT, &body);
+        assert_eq!((answer.status, answer.json()["error"]["param"].as_str()), (400, Some(param)));
+    }
+}
+
+#[test]
 fn guesses_can_be_turned_off_by_a_request() {
     let model = Model::random();
     let server = Server::start(model.path(), &["--ngram-spec"]);

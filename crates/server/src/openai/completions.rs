@@ -67,6 +67,16 @@ enum Told {
     AsChat(bool),
 }
 
+impl Prompt {
+    fn count(&self) -> usize {
+        match self {
+            Self::Text(_) | Self::Tokens(_) => 1,
+            Self::Texts(texts) => texts.len(),
+            Self::Lists(lists) => lists.len(),
+        }
+    }
+}
+
 impl Body {
     /// How many likely tokens are asked for, and whether in the shape of chats; `None` for no log-probabilities.
     fn logprobs(&self) -> ApiResult<Option<(usize, bool)>> {
@@ -91,6 +101,8 @@ impl Body {
 pub(crate) const TOP_MAX: usize = 20;
 /// Prompts of one request at most.
 const PROMPTS_MAX: usize = 2048;
+/// Replies of one request at most.
+const REPLIES_MAX: usize = 4096;
 
 /// What is asked for, checked.
 struct Ask {
@@ -159,13 +171,19 @@ fn prepare(
     let told = body.logprobs()?;
     let (top, as_chat) = (told.map(|(top, _)| top), told.is_some_and(|(_, as_chat)| as_chat));
     let echo = body.echo.unwrap_or(false);
+    let count = body.prompt.count();
+    body::not_too_many("prompt", count, PROMPTS_MAX)?;
+    if count * best_of > REPLIES_MAX {
+        let message =
+            format!("{count} prompts with {best_of} replies each are more than {REPLIES_MAX} replies");
+        return Err(ApiError::field(if best_of > n { "best_of" } else { "n" }, message));
+    }
     let mut prompts = match body.prompt {
         Prompt::Text(text) => vec![model.encode(&text)?],
         Prompt::Texts(texts) => texts.iter().map(|text| model.encode(text)).collect::<ApiResult<_>>()?,
         Prompt::Tokens(tokens) => vec![tokens],
         Prompt::Lists(lists) => lists,
     };
-    body::not_too_many("prompt", prompts.len(), PROMPTS_MAX)?;
     if let Some(suffix) = &body.suffix {
         if echo {
             return Err(ApiError::field("suffix", "suffix and echo exclude each other"));
