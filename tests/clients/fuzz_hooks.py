@@ -1,8 +1,8 @@
 """What scripts/fuzz_http has schemathesis change in the bodies that it makes.
 
-The document cannot say all that a valid request is: names of models, roles of messages, which fields exclude each other. Of
-four bodies three are therefore made valid, as far as a table of values goes, so that the code behind the checks of fields is
-reached too. What is made of a body depends on the body alone, as schemathesis repeats them.
+The document cannot say all that a valid request is: names of models, which roles follow each other, which fields exclude each
+other. Of four bodies three are therefore made valid, as far as a table of values goes, so that the code behind the checks of
+fields is reached too. What is made of a body depends on the body alone, as schemathesis repeats them.
 """
 
 import json
@@ -47,6 +47,24 @@ def one_of(*values):
     return lambda value: values[zlib.crc32(json.dumps(value).encode()) % len(values)]
 
 
+def as_made(looks_valid, otherwise):
+    """What was made by the document, where it looks valid; something else where not."""
+
+    def choose(value):
+        fine = isinstance(value, list) and value and all(isinstance(one, dict) and looks_valid(one) for one in value)
+        return value[:5] if fine else otherwise(value)
+
+    return choose
+
+
+def said(otherwise):
+    return as_made(lambda message: message.get("role") and message.get("content") is not None, otherwise)
+
+
+def offered(tool):
+    return as_made(lambda made: made.get("name") or made.get("function"), one_of([tool], []))
+
+
 def flag(value):
     return bool(value)
 
@@ -78,13 +96,13 @@ SAMPLING = {
 FIELDS = {
     "chat/completions": SAMPLING
     | {
-        "messages": messages,
+        "messages": said(messages),
         "n": whole(1, 4),
         "logprobs": flag,
         "response_format": one_of(*FORMS),
-        "tools": one_of([TOOL], []),
+        "tools": offered(TOOL),
         "parallel_tool_calls": flag,
-        "chat_template_kwargs": one_of({}, {"x": 1}),
+        "chat_template_kwargs": one_of({}, {"enable_thinking": False}),
         "metadata": lambda value: value,
     },
     "completions": SAMPLING
@@ -97,11 +115,11 @@ FIELDS = {
     },
     "responses": {key: SAMPLING[key] for key in SAMPLING if key not in ("max_tokens", "stop")}
     | {
-        "input": one_of("abc", messages(["a", "b", "c"]), [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}]),
+        "input": as_made(lambda item: item.get("role") or item.get("type"), one_of("abc", messages(["a", "b", "c"]))),
         "instructions": text,
         "max_output_tokens": whole(1, 40),
         "store": flag,
-        "tools": one_of([FLAT_TOOL], []),
+        "tools": offered(FLAT_TOOL),
         "text": one_of({}, {"format": {"type": "json_object"}}, {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}),
     },
     "responses/input_tokens": {"input": text, "instructions": text},
@@ -112,17 +130,17 @@ FIELDS = {
         "encoding_format": one_of("float", "base64"),
     },
     "messages": {
-        "messages": messages,
+        "messages": said(messages),
         "max_tokens": whole(1, 40),
         "system": text,
         "temperature": within(0, 1),
         "top_k": whole(1, 300),
         "stop_sequences": one_of(["a"], []),
         "stream": flag,
-        "tools": one_of([CLAUDE_TOOL], []),
+        "tools": offered(CLAUDE_TOOL),
     },
-    "messages/count_tokens": {"messages": messages, "system": text, "tools": one_of([CLAUDE_TOOL], [])},
-    "apply-template": {"messages": messages, "tools": one_of([TOOL], [])},
+    "messages/count_tokens": {"messages": said(messages), "system": text, "tools": offered(CLAUDE_TOOL)},
+    "apply-template": {"messages": said(messages), "tools": offered(TOOL)},
     "tokenize": {"content": text},
     "detokenize": {"tokens": one_of([5, 6], [])},
 }

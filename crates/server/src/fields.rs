@@ -47,7 +47,7 @@ pub(crate) struct Sampling {
     /// The same seed gives the same reply.
     seed: Option<i64>,
     /// Texts that end the reply and are not part of it: one or several.
-    #[schema(value_type = Option<serde_json::Value>)]
+    #[schema(value_type = Option<crate::schemas::OneOrMany>)]
     pub(crate) stop: Option<OneOrMany>,
     /// Generate past end-of-sequence tokens.
     ignore_eos: Option<bool>,

@@ -27,6 +27,7 @@ mod openapi;
 mod options;
 mod reply;
 mod running;
+mod schemas;
 mod sse;
 mod stream;
 mod text;

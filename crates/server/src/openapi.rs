@@ -204,6 +204,7 @@ pub(crate) fn document(routes: &[Route]) -> Value {
             schemas.insert(name.clone(), serde_json::to_value(schema).unwrap_or_default());
         }
     }
+    schemas.extend(crate::schemas::definitions());
     let text = json!({"type": "string"});
     let maybe = json!({"type": ["string", "null"]});
     schemas.insert(

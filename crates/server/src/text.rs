@@ -4,6 +4,7 @@ use crate::app::App;
 use crate::body;
 use crate::error::{ApiError, ApiResult};
 use crate::openai::{messages, tools};
+use crate::schemas::{ChatMessage, ChatTool};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -67,13 +68,13 @@ pub(crate) async fn detokenize(State(app): State<Arc<App>>, bytes: Bytes) -> Api
 #[derive(Deserialize, ToSchema)]
 pub(crate) struct ApplyTemplate {
     model: Option<String>,
-    #[schema(value_type = Vec<Value>)]
+    #[schema(value_type = Vec<ChatMessage>)]
     messages: Vec<Value>,
-    #[schema(value_type = Option<Vec<Value>>)]
+    #[schema(value_type = Option<Vec<ChatTool>>)]
     tools: Option<Vec<Value>>,
     /// End with the beginning of a reply (default true).
     add_generation_prompt: Option<bool>,
-    #[schema(value_type = Option<Value>)]
+    #[schema(value_type = Option<Object>)]
     chat_template_kwargs: Option<Map<String, Value>>,
 }
 

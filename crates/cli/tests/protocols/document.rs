@@ -69,6 +69,13 @@ fn the_fields_of_bodies_and_what_they_name_are_there() {
     {
         assert!(chat["properties"].get(field).is_some(), "{field}");
     }
+    let items = |field: &str| {
+        let reference =
+            chat["properties"][field]["items"]["$ref"].as_str().unwrap_or_else(|| panic!("{field}"));
+        document.pointer(reference.trim_start_matches('#')).unwrap().clone()
+    };
+    assert!(items("messages")["anyOf"].as_array().unwrap().len() > 1);
+    assert_eq!(items("tools")["properties"]["function"]["required"], json!(["name"]));
     assert_eq!((&chat["required"], &chat["additionalProperties"]), (&json!(["messages"]), &json!(false)));
     assert!(schema("/v1/responses")["properties"].get("max_tokens").is_none());
     fn references(value: &Value, found: &mut Vec<String>) {
@@ -81,6 +88,24 @@ fn the_fields_of_bodies_and_what_they_name_are_there() {
             _ => {}
         }
     }
+    /// Fails for a list of which nothing is said, and for a schema that is only a reference to itself.
+    fn check(at: &str, value: &Value) {
+        match value {
+            Value::Object(map) => {
+                let list =
+                    map.get("type").is_some_and(|kind| kind == "array" || *kind == json!(["array", "null"]));
+                let said = map.get("items").and_then(Value::as_object).is_some_and(|items| !items.is_empty());
+                assert!(!list || said, "{at}");
+                assert!(map.get("$ref").is_none_or(|to| at != to), "{at}");
+                map.iter().for_each(|(key, value)| check(&format!("{at}/{key}"), value));
+            }
+            Value::Array(list) => {
+                list.iter().enumerate().for_each(|(i, value)| check(&format!("{at}/{i}"), value))
+            }
+            _ => {}
+        }
+    }
+    check("#", &document);
     let mut found = Vec::new();
     references(&document, &mut found);
     assert!(found.len() > 100);

@@ -11,6 +11,9 @@ use crate::model::Model;
 use crate::openai::{messages, new_id};
 use crate::reply::{Parts, Shape, Tooling};
 use crate::running::Running;
+use crate::schemas::{
+    AnthropicMessage, AnthropicThinking, AnthropicTool, AnthropicToolChoice, SystemText, TextFormat,
+};
 use crate::sse::{Events, Gone};
 use crate::stream::Protocol;
 use axum::Json;
@@ -27,10 +30,10 @@ use utoipa::ToSchema;
 #[derive(Deserialize, ToSchema)]
 pub(crate) struct Body {
     model: Option<String>,
-    #[schema(value_type = Vec<Value>)]
+    #[schema(value_type = Vec<AnthropicMessage>)]
     messages: Vec<Value>,
     /// A text, or blocks of type text.
-    #[schema(value_type = Option<Value>)]
+    #[schema(value_type = Option<SystemText>)]
     system: Option<Value>,
     max_tokens: Option<i64>,
     stream: Option<bool>,
@@ -38,12 +41,12 @@ pub(crate) struct Body {
     top_p: Option<f64>,
     top_k: Option<usize>,
     stop_sequences: Option<Vec<String>>,
-    #[schema(value_type = Option<Vec<Value>>)]
+    #[schema(value_type = Option<Vec<AnthropicTool>>)]
     tools: Option<Vec<Value>>,
-    #[schema(value_type = Option<Value>)]
+    #[schema(value_type = Option<AnthropicToolChoice>)]
     tool_choice: Option<Value>,
     /// `{"type": "enabled", "budget_tokens": 1024}`, `adaptive` or `disabled`.
-    #[schema(value_type = Option<Value>)]
+    #[schema(value_type = Option<AnthropicThinking>)]
     thinking: Option<Value>,
     output_config: Option<OutputConfig>,
     /// Accepted without effect: what begins alike is found without it.
@@ -66,7 +69,7 @@ struct OutputConfig {
     /// For models that think: `low`, `medium`, `high`, `xhigh` or `max`.
     effort: Option<String>,
     /// `{"type": "json_schema", "schema": …}`
-    #[schema(value_type = Option<Value>)]
+    #[schema(value_type = Option<TextFormat>)]
     format: Option<Value>,
 }
 

@@ -10,6 +10,7 @@ use crate::logprobs;
 use crate::model::Model;
 use crate::reply::{Parts, Shape, Tooling};
 use crate::running::Running;
+use crate::schemas::{ChatMessage, ChatTool, ChatToolChoice, ResponseFormat};
 use crate::sse::{Events, Gone};
 use crate::stream::Protocol;
 use axum::Json;
@@ -28,7 +29,7 @@ use utoipa::ToSchema;
 #[derive(Deserialize, ToSchema)]
 pub(crate) struct Body {
     model: Option<String>,
-    #[schema(value_type = Vec<Value>)]
+    #[schema(value_type = Vec<ChatMessage>)]
     messages: Vec<Value>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
@@ -43,12 +44,12 @@ pub(crate) struct Body {
     /// And of so many likely ones, from 0 to 20.
     top_logprobs: Option<i64>,
     /// `{"type": "json_schema", "json_schema": {"schema": …}}`, `json_object`, `text`, `regex` or `grammar`.
-    #[schema(value_type = Option<Value>)]
+    #[schema(value_type = Option<ResponseFormat>)]
     response_format: Option<Value>,
-    #[schema(value_type = Option<Vec<Value>>)]
+    #[schema(value_type = Option<Vec<ChatTool>>)]
     tools: Option<Vec<Value>>,
     /// `auto`, `none`, `required`, or an object that names a function.
-    #[schema(value_type = Option<Value>)]
+    #[schema(value_type = Option<ChatToolChoice>)]
     tool_choice: Option<Value>,
     parallel_tool_calls: Option<bool>,
     /// For models that think: `none` turns thinking off, other words go to the chat template.
@@ -56,7 +57,7 @@ pub(crate) struct Body {
     /// Tokens of thoughts at most.
     max_reasoning_tokens: Option<usize>,
     /// Variables of the chat template.
-    #[schema(value_type = Option<Value>)]
+    #[schema(value_type = Option<Object>)]
     chat_template_kwargs: Option<Map<String, Value>>,
     /// Only `text`.
     modalities: Option<Vec<String>>,

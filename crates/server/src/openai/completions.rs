@@ -9,6 +9,7 @@ use crate::infill;
 use crate::logprobs::TextLogprobs;
 use crate::model::Model;
 use crate::running::Running;
+use crate::schemas::{LogprobsCount, Prompts};
 use crate::sse::{Events, Gone};
 use axum::Json;
 use axum::body::Bytes;
@@ -26,7 +27,7 @@ use utoipa::ToSchema;
 pub(crate) struct Body {
     model: Option<String>,
     /// A text, a list of texts, token ids, or a list of lists of ids.
-    #[schema(value_type = Value)]
+    #[schema(value_type = Prompts)]
     prompt: Prompt,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
@@ -39,7 +40,7 @@ pub(crate) struct Body {
     /// Replies that are made of each prompt, of which the `n` likeliest by token are returned.
     best_of: Option<usize>,
     /// The number of likely tokens to tell of each position, from 0 to 20; `true` tells of tokens as chats do.
-    #[schema(value_type = Option<Value>)]
+    #[schema(value_type = Option<LogprobsCount>)]
     logprobs: Option<Told>,
     /// With `logprobs: true`: the number of likely tokens, from 0 to 20.
     top_logprobs: Option<i64>,

@@ -4,6 +4,7 @@ use crate::app::App;
 use crate::body;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::{OneOrMany, check_prompt};
+use crate::schemas::Prompts;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -22,7 +23,7 @@ const INPUTS_MAX: usize = 2048;
 pub(crate) struct Body {
     model: Option<String>,
     /// A text, a list of texts, token ids, or a list of lists of ids.
-    #[schema(value_type = Value)]
+    #[schema(value_type = Prompts)]
     input: Input,
     /// `mean` of the tokens' vectors (default), or that of the `last` token.
     pooling: Option<String>,

@@ -11,6 +11,7 @@ use crate::fields::{self, Sampling};
 use crate::model::Model;
 use crate::openai::{messages, tools};
 use crate::reply::{Shape, Tooling};
+use crate::schemas::{ResponsesInput, ResponsesTool, ResponsesToolChoice, TextFormat};
 use axum::http::StatusCode;
 use lmx::engine::Request;
 use serde::Deserialize;
@@ -23,7 +24,7 @@ use utoipa::ToSchema;
 pub(crate) struct Body {
     model: Option<String>,
     /// A text, or a list of items: messages, function calls, their outputs, reasoning, references to items.
-    #[schema(value_type = Option<Value>)]
+    #[schema(value_type = Option<ResponsesInput>)]
     input: Option<Value>,
     /// What the system says first; not taken over by requests that go on from here.
     instructions: Option<String>,
@@ -36,10 +37,10 @@ pub(crate) struct Body {
     /// Tokens to generate at most, thoughts included.
     max_output_tokens: Option<i64>,
     text: Option<Text>,
-    #[schema(value_type = Option<Vec<Value>>)]
+    #[schema(value_type = Option<Vec<ResponsesTool>>)]
     tools: Option<Vec<Value>>,
     /// `auto`, `none`, `required`, or an object that names a function or lists those that are allowed.
-    #[schema(value_type = Option<Value>)]
+    #[schema(value_type = Option<ResponsesToolChoice>)]
     tool_choice: Option<Value>,
     parallel_tool_calls: Option<bool>,
     reasoning: Option<Reasoning>,
@@ -48,12 +49,12 @@ pub(crate) struct Body {
     /// With log-probabilities: of so many likely tokens too, from 0 to 20.
     top_logprobs: Option<i64>,
     /// Up to 16 texts, told again.
-    #[schema(value_type = Option<Value>)]
+    #[schema(value_type = Option<Object>)]
     metadata: Option<Map<String, Value>>,
     /// Tokens of thoughts at most.
     max_reasoning_tokens: Option<usize>,
     /// Variables of the chat template.
-    #[schema(value_type = Option<Value>)]
+    #[schema(value_type = Option<Object>)]
     chat_template_kwargs: Option<Map<String, Value>>,
     /// Only `disabled`.
     truncation: Option<String>,
@@ -88,7 +89,7 @@ struct StreamOptions {
 #[serde(deny_unknown_fields)]
 struct Text {
     /// `{"type": "json_schema", "name": …, "schema": …}`, `json_object`, `text`, `regex` or `grammar`.
-    #[schema(value_type = Option<Value>)]
+    #[schema(value_type = Option<TextFormat>)]
     format: Option<Value>,
     /// Only `medium`.
     verbosity: Option<String>,
