@@ -259,6 +259,14 @@ fn a_cache_folder_that_cannot_be_written() {
     assert_eq!(server.get("/health").status, 200);
 }
 
+/// Whether something has come on a connection; it stays there to be read.
+fn has_answered(stream: &std::net::TcpStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    let came = stream.peek(&mut [0]).is_ok();
+    stream.set_nonblocking(false).unwrap();
+    came
+}
+
 #[test]
 fn stopping_under_load_ends_what_can_end_and_tells_the_rest() {
     let model = Model::script(&[b"x", b"y"], Then::Loop);
@@ -267,16 +275,25 @@ fn stopping_under_load_ends_what_can_end_and_tells_the_rest() {
         let body = json!({"prompt": "<|assistant|>", "max_tokens": max_tokens, "stream": stream});
         server.send("POST", TEXT, &[], &body.to_string())
     };
-    let short: Vec<_> = (0..6).map(|n| send(300 + n, n % 2 == 0)).collect();
     let endless = [send(120_000, true), send(120_000, false)];
-    await_freed(&server, 8.0);
+    // Long enough for all to run at the same time, however long this machine takes to send them.
+    let short = [300, 1200, 4800, 19_200].into_iter().find_map(|length| {
+        server.await_metric("lmx_requests_in_flight", 2.0);
+        let short: Vec<_> = (0..6).map(|n| send(length + n, n % 2 == 0)).collect();
+        while server.metric("lmx_requests_in_flight") != 8.0 {
+            if has_answered(&short[1]) {
+                return None;
+            }
+        }
+        Some(short)
+    });
     server.terminate();
     let rest = |mut stream: std::net::TcpStream| {
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
         text
     };
-    for (n, stream) in short.into_iter().enumerate() {
+    for (n, stream) in short.unwrap().into_iter().enumerate() {
         let text = rest(stream);
         assert!(text.starts_with("HTTP/1.1 200") && text.contains("\"length\""), "{text}");
         assert!(n % 2 == 1 || text.trim_end().contains("[DONE]"), "{text}");
