@@ -3,6 +3,7 @@
 
 pub(crate) mod golden_cases;
 pub(crate) mod logits;
+pub(crate) mod running;
 pub(crate) mod schedule_requests;
 pub(crate) mod text_data;
 pub(crate) mod tiny;

@@ -1,11 +1,11 @@
 //! Requests of all kinds, with and without adapters, and random schedules of them against what each gets alone.
 
 use crate::common::golden_cases::{Stored, Tensors, write_safetensors};
+use crate::common::running::{Essence, alone, essence};
 use lmx::cache::PrefixCacheOptions;
 use lmx::checkpoint::OpenOptions;
 use lmx::engine::{
-    DraftSpeculation, Engine, EngineOptions, Event, FinishReason, NgramSpeculation, Request, RequestId,
-    Update,
+    DraftSpeculation, Engine, EngineOptions, Event, NgramSpeculation, Request, RequestId, Update,
 };
 use lmx::grammar::{Form, Grammar};
 use lmx::models::{LinearRole, Model};
@@ -72,6 +72,8 @@ fn adapter(model: &dyn Model, rank: usize) -> Adapter {
 #[derive(Clone, Copy)]
 pub struct Limits {
     pub count: usize,
+    /// How many of them, drawn at random, run in one schedule.
+    pub at_once: usize,
     pub longest: usize,
     pub most_new: usize,
     pub speculates: bool,
@@ -164,14 +166,6 @@ fn shy_of_repeats(history: &[u32], logits: &mut [f32]) -> Result<(), SampleError
     Ok(())
 }
 
-/// What must not depend on the company.
-pub type Essence = Vec<(Option<u32>, u32, Vec<(u32, u32)>, String, Option<FinishReason>)>;
-
-pub fn essence(events: &[Event]) -> Essence {
-    let top = |e: &Event| e.top.iter().map(|&(id, p)| (id, p.to_bits())).collect();
-    events.iter().map(|e| (e.token, e.logprob.to_bits(), top(e), e.text.clone(), e.finish)).collect()
-}
-
 /// Schedule `seed` of `count`: room for little more than the longest request, the first half without a prefix cache, and
 /// steps of all sizes.
 pub fn tight(
@@ -181,8 +175,10 @@ pub fn tight(
     seed: u64,
     count: u64,
 ) -> EngineOptions {
+    let spec = roomy.kv().spec();
     EngineOptions {
-        kv_memory: roomy.kv().spec().peak_bytes(requests.longest() + 80) * 5 / 4,
+        // Where all layers have small windows a step needs more than is held after it.
+        kv_memory: (spec.peak_bytes(requests.longest() + 80) * 5 / 4).max(4 * spec.bytes_at(1)),
         prefix_cache: (2 * seed >= count).then(PrefixCacheOptions::default),
         prefill_step_size: [64, 512, 7, 2048][seed as usize % 4],
         prompt_concurrency: 1 + seed as usize % 6,
@@ -194,11 +190,8 @@ pub fn tight(
 /// What each request gets alone, without guesses.
 pub fn solo(engine: &mut Engine, requests: &Requests) -> Vec<Essence> {
     let adapters = adapters(engine.model());
-    let alone = |index| -> Vec<Event> {
-        let request = Request { speculation: None, ..requests.make(index, &adapters) };
-        engine.generate(request).unwrap().map(Result::unwrap).collect()
-    };
-    (0..requests.limits.count).map(alone).map(|events| essence(&events)).collect()
+    let request = |index| Request { speculation: None, ..requests.make(index, &adapters) };
+    (0..requests.limits.count).map(|index| essence(&alone(engine, request(index)))).collect()
 }
 
 /// What became of requests.
@@ -224,8 +217,8 @@ impl AddAssign for Tally {
     }
 }
 
-/// Runs all requests: they join a few at a time between steps, and one in eight is cancelled at some time. Each that
-/// finishes must have got what it gets alone.
+/// Runs as many requests as a schedule has: they join a few at a time between steps, and one in eight is cancelled at
+/// some time. Each that finishes must have got what it gets alone.
 pub fn run_schedule(
     engine: &mut Engine,
     requests: &Requests,
@@ -239,9 +232,10 @@ pub fn run_schedule(
     let mut doomed: Vec<(usize, RequestId)> = Vec::new();
     let mut tally = Tally::default();
     let adapters = adapters(engine.model());
-    while !left.is_empty() || !engine.is_idle() {
+    let stay = left.len() - requests.limits.at_once;
+    while left.len() > stay || !engine.is_idle() {
         let joining = if engine.is_idle() { 1 } else { random.below(7).saturating_sub(2) };
-        for _ in 0..joining.min(left.len()) {
+        for _ in 0..joining.min(left.len() - stay) {
             let index = left.swap_remove(random.below(left.len()));
             let id = engine.submit(requests.make(index, &adapters)).unwrap();
             open.insert(id, (index, Vec::new()));

@@ -1,13 +1,14 @@
 //! A draft model's guesses change how fast a reply comes, never what it is.
 
 use crate::common::golden_cases::Case;
+use crate::common::running::{essence, together};
 use crate::common::text_data::{golden, small};
 use crate::common::tiny;
 use lmx::KvType;
 use lmx::cache::{KvQuantization, KvWindow, PrefixCacheOptions};
 use lmx::engine::{
     DraftError, DraftModel, DraftSpeculation, DraftStop, Engine, EngineOptions, Event, FinishReason,
-    NgramSpeculation, Request, RequestError, Speculation, Update,
+    NgramSpeculation, Request, RequestError, Speculation,
 };
 use lmx::grammar::{Form, Grammar};
 use lmx::models::Model;
@@ -95,28 +96,12 @@ fn penalized(request: Request) -> Request {
 
 /// The events of requests that run together, in their order.
 fn events(engine: &mut Engine, requests: Vec<Request>) -> Vec<Vec<Event>> {
-    let ids: Vec<_> = requests.into_iter().map(|request| engine.submit(request).unwrap()).collect();
-    let mut events = vec![Vec::new(); ids.len()];
-    while !engine.is_idle() {
-        for (id, update) in engine.step() {
-            match update {
-                Update::Token(event) => events[ids.iter().position(|&i| i == id).unwrap()].push(event),
-                Update::Failed(error) => panic!("{error}"),
-                Update::Prefill { .. } | Update::Prompt(_) | Update::Embedding(_) => {}
-            }
-        }
-    }
+    let events = together(engine, requests);
     engine.clear_prefixes();
     assert_eq!(engine.kv().budget().used(), 0, "nothing is left behind");
     let left = engine.draft_kv().map_or(0, |kv| kv.budget().used());
     assert_eq!(left, 0, "nothing is left behind for the draft");
     events
-}
-
-/// What must be equal: tokens, the bits of their log-probabilities, alternatives, texts, ends.
-fn essence(events: &[Event]) -> Vec<impl PartialEq + std::fmt::Debug + use<>> {
-    let essence = |e: &Event| (e.token, e.logprob.to_bits(), e.top.clone(), e.text.clone(), e.finish);
-    events.iter().map(essence).collect()
 }
 
 /// Compares replies with and without guesses; returns how many tokens were guessed, and rightly.

@@ -1,6 +1,7 @@
 //! The engine on a tiny random model: each request gets what it would get alone, and fails alone.
 
 use crate::common::golden_cases::Case;
+use crate::common::running::essence;
 use crate::common::tiny;
 use lmx::cache::{KvQuantError, KvQuantization, PrefixCacheOptions};
 use lmx::engine::{Engine, EngineOptions, Event, FinishReason, Request, RequestError, RequestId, Update};
@@ -58,30 +59,25 @@ fn drain(engine: &mut Engine, seen: &mut BTreeMap<RequestId, Vec<Event>>) -> Vec
     failed
 }
 
-/// What must not depend on the company.
-#[derive(Debug, PartialEq)]
-struct Essence {
-    token: Option<u32>,
-    text: String,
-    logprob_bits: u32,
-    top: Vec<u32>,
-    finish: Option<FinishReason>,
-}
-
-fn essence(events: &[Event]) -> Vec<Essence> {
-    let one = |e: &Event| Essence {
-        token: e.token,
-        text: e.text.clone(),
-        logprob_bits: e.logprob.to_bits(),
-        top: e.top.iter().map(|&(id, _)| id).collect(),
-        finish: e.finish,
-    };
-    events.iter().map(one).collect()
-}
+/// One case of each family.
+const FAMILIES: [&str; 12] = [
+    "llama-f32",
+    "mistral-mxfp4",
+    "smollm3-windows-f32",
+    "qwen2-f32",
+    "qwen3-q8",
+    "gemma2-q8",
+    "gemma3-q4",
+    "phi3-longrope-q4",
+    "llama4-q4",
+    "lfm2-q4",
+    "baichuan-m1-f32",
+    "gpt-oss-q4",
+];
 
 #[test]
 fn eight_at_once_get_what_each_gets_alone() {
-    for case in ["llama-f32", "gemma3-q4", "llama4-q4", "lfm2-q4", "baichuan-m1-f32", "gpt-oss-q4"] {
+    for case in FAMILIES {
         let mut alone = engine(case, EngineOptions::default());
         let solo: Vec<Vec<Event>> =
             (0..8).map(|i| alone.generate(mixed(i)).unwrap().map(Result::unwrap).collect()).collect();

@@ -2,7 +2,8 @@
 //! values that some are preempted: each that finishes gets, bit for bit, what it gets alone.
 
 use crate::common::golden_cases::Case;
-use crate::common::schedule_requests::{Limits, Requests, Tally, essence, run_schedule, solo, tight};
+use crate::common::running::{alone, collect, essence, together};
+use crate::common::schedule_requests::{Limits, Requests, Tally, run_schedule, solo, tight};
 use crate::common::tiny;
 use lmx::KvType;
 use lmx::cache::{KvQuantization, KvWindow, PrefixCacheOptions};
@@ -11,6 +12,7 @@ use lmx::models::Model;
 use lmx::sample::Key;
 use lmx::text::{EosSet, EosSource};
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -45,7 +47,7 @@ fn drafted(case: &str, options: EngineOptions) -> Engine {
 fn check(case: &str, schedules: u64, options: EngineOptions) {
     let roomy = engine(case, options);
     let speculates = roomy.model().states().is_empty();
-    let limits = Limits { count: 64, longest: 1500, most_new: 120, speculates };
+    let limits = Limits { count: 64, at_once: 64, longest: 1500, most_new: 120, speculates };
     let requests = Requests::new(&roomy, limits);
     let expected = solo(&mut engine(case, options), &requests);
     let mut sum = Tally::default();
@@ -80,6 +82,66 @@ fn bounded_and_quantized_keys_and_values() {
 #[test]
 fn recurrent_state() {
     check("lfm2-f32", 2, EngineOptions::default());
+}
+
+/// Sliding layers between global ones, with windows of 8 that wrap again and again while others join: short schedules,
+/// and many of them.
+#[test]
+fn two_hundred_schedules_over_small_windows() {
+    const CASES: [&str; 4] = ["gemma3-f32", "gemma2-q4", "mistral-f32", "gpt-oss-f32"];
+    const ENGINES: u64 = 10;
+    const SCHEDULES: u64 = 5;
+    let limits = Limits { count: 40, at_once: 8, longest: 90, most_new: 24, speculates: true };
+    let mut sum = Tally::default();
+    for case in CASES {
+        let mut roomy = engine(case, EngineOptions::default());
+        let requests = Requests::new(&roomy, limits);
+        let expected = solo(&mut roomy, &requests);
+        for kind in 0..ENGINES {
+            let options = tight(EngineOptions::default(), &roomy, &requests, kind, ENGINES);
+            let mut engine = drafted(case, options);
+            for seed in SCHEDULES * kind..SCHEDULES * (kind + 1) {
+                let name = format!("{case}, schedule {seed}");
+                sum += run_schedule(&mut engine, &requests, &expected, seed, &name);
+                assert_eq!(
+                    engine.draft_kv().map_or(0, |kv| kv.budget().used()),
+                    0,
+                    "{name}: the draft's too"
+                );
+            }
+        }
+    }
+    println!("{sum:?}");
+    let schedules = CASES.len() * (ENGINES * SCHEDULES) as usize;
+    assert!(schedules == 200 && sum.finished > 6 * schedules && sum.cancelled > 50, "{sum:?}");
+    assert!(sum.preemptions > 50 && sum.accepted > 500, "{sum:?}");
+}
+
+/// A window of 512 has wrapped when a short prompt joins, and then one that is a token longer than the window.
+#[test]
+fn prompts_shorter_and_longer_than_the_window_join_when_it_has_wrapped() {
+    let wide = || {
+        let mut case = Case::read("gemma3-f32");
+        (case.config["sliding_window"], case.config["max_position_embeddings"]) = (json!(512), json!(4096));
+        let options = EngineOptions { kv_type: KvType::F32, ..EngineOptions::default() };
+        Engine::new(Box::new(tiny::model_of(&case, 2)), tiny::tokenizer(), EosSet::default(), options)
+            .unwrap()
+    };
+    let requests = || [700, 5, 513].into_iter().zip(1..).map(|(length, salt)| endless(length, salt, 60));
+    let mut solo = wide();
+    let expected: Vec<_> = requests().map(|request| essence(&alone(&mut solo, request))).collect();
+    let mut engine = wide();
+    let mut events = BTreeMap::new();
+    for request in requests() {
+        engine.submit(request).unwrap();
+        // The one before it generates.
+        (0..12).for_each(|_| collect(engine.step(), &mut events));
+    }
+    while !engine.is_idle() {
+        collect(engine.step(), &mut events);
+    }
+    let got: Vec<_> = events.values().map(|events| essence(events)).collect();
+    assert_eq!(got, expected);
 }
 
 fn tokens(n: usize, salt: usize) -> Vec<u32> {
@@ -155,34 +217,18 @@ fn short_prompts_share_steps_with_long_ones_and_priorities_go_first() {
 
 #[test]
 fn the_newest_is_preempted_and_the_oldest_never_is() {
-    let expected: Vec<_> = {
-        let mut engine = engine("llama-f32", EngineOptions::default());
-        (0..4)
-            .map(|i| engine.generate(endless(60, i, 100)).unwrap().map(Result::unwrap).collect())
-            .collect::<Vec<Vec<_>>>()
-    };
-    let spec = engine("llama-f32", EngineOptions::default());
+    let mut roomy = engine("llama-f32", EngineOptions::default());
+    let requests = || (0..4).map(|i| endless(60, i, 100));
+    let expected: Vec<_> = requests().map(|request| essence(&alone(&mut roomy, request))).collect();
     // Room for less than two whole requests.
-    let kv_memory = spec.kv().spec().bytes_at(310);
+    let kv_memory = roomy.kv().spec().bytes_at(310);
     for prefix_cache in [None, Some(PrefixCacheOptions::default())] {
         let mut engine =
             engine("llama-f32", EngineOptions { kv_memory, prefix_cache, ..EngineOptions::default() });
-        let ids: Vec<RequestId> = (0..4).map(|i| engine.submit(endless(60, i, 100)).unwrap()).collect();
-        let mut events = vec![Vec::new(); 4];
-        while !engine.is_idle() {
-            for (id, update) in engine.step() {
-                match update {
-                    Update::Token(event) => events[ids.iter().position(|&i| i == id).unwrap()].push(event),
-                    Update::Failed(error) => panic!("{error}"),
-                    Update::Prefill { .. } | Update::Prompt(_) | Update::Embedding(_) => {}
-                }
-            }
-        }
+        let events = together(&mut engine, requests().collect());
         let preemptions: Vec<usize> = events.iter().map(|e| e.last().unwrap().stats.preemptions).collect();
         assert!(preemptions[0] == 0 && preemptions.iter().sum::<usize>() > 0, "{preemptions:?}");
-        for (events, expected) in events.iter().zip(&expected) {
-            assert_eq!(essence(events), essence(expected));
-        }
+        assert_eq!(events.iter().map(|events| essence(events)).collect::<Vec<_>>(), expected);
         engine.clear_prefixes();
         assert_eq!(engine.kv().budget().used(), 0);
     }
@@ -213,7 +259,7 @@ fn cancelling_frees_blocks_at_once_wherever_a_request_is() {
 #[test]
 fn code_of_one_request_that_panics_ends_that_request_only() {
     let mut engine = engine("llama-f32", EngineOptions::default());
-    let expected: Vec<_> = engine.generate(endless(20, 1, 20)).unwrap().map(Result::unwrap).collect();
+    let expected = alone(&mut engine, endless(20, 1, 20));
     let sampler = |_: &[f32], _: Key| -> u32 { panic!("no idea") };
     let outside = |_: &[f32], _: Key| 64_u32;
     let processor = |history: &[u32], _: &mut [f32]| {

@@ -1,14 +1,12 @@
 //! A reply is the same, bit for bit, with and without guesses.
 
+use crate::common::running::{essence, together};
 use crate::common::tiny;
 use lmx::cache::{KvQuantization, KvWindow, PrefixCacheOptions};
-use lmx::engine::{
-    Engine, EngineOptions, Event, NgramSpeculation, Request, RequestError, RequestId, Stats, Update,
-};
+use lmx::engine::{Engine, EngineOptions, Event, NgramSpeculation, Request, RequestError, Stats};
 use lmx::grammar::Form;
 use lmx::sample::{ProcessorParams, SamplingParams};
 use lmx::text::{EosSet, EosSource};
-use std::collections::BTreeMap;
 
 fn engine(case: &str, options: EngineOptions) -> Engine {
     let mut eos = EosSet::default();
@@ -39,29 +37,6 @@ fn request(index: u64, speculation: Option<NgramSpeculation>) -> Request {
     }
 }
 
-type Replies = BTreeMap<RequestId, Vec<Event>>;
-
-fn replies(engine: &mut Engine, requests: Vec<Request>) -> Replies {
-    let mut replies: Replies =
-        requests.into_iter().map(|request| (engine.submit(request).unwrap(), Vec::new())).collect();
-    while !engine.is_idle() {
-        for (id, update) in engine.step() {
-            match update {
-                Update::Token(event) => replies.get_mut(&id).unwrap().push(event),
-                Update::Failed(error) => panic!("{error}"),
-                Update::Prefill { .. } | Update::Prompt(_) | Update::Embedding(_) => {}
-            }
-        }
-    }
-    replies
-}
-
-/// What must be equal: tokens, the bits of their log-probabilities, alternatives, texts, ends.
-fn essence(events: &[Event]) -> Vec<impl PartialEq + std::fmt::Debug + use<>> {
-    let essence = |e: &Event| (e.token, e.logprob.to_bits(), e.top.clone(), e.text.clone(), e.finish);
-    events.iter().map(essence).collect()
-}
-
 fn stats(events: &[Event]) -> &Stats {
     &events.last().unwrap().stats
 }
@@ -72,14 +47,14 @@ fn compare(
     options: EngineOptions,
     make: &dyn Fn(Option<NgramSpeculation>) -> Vec<Request>,
 ) -> [usize; 2] {
-    let plain = replies(&mut engine(case, options), make(None));
+    let plain = together(&mut engine(case, options), make(None));
     let mut sums = [0, 0];
     for (ngram, draft_tokens) in [(1, 1), (2, 3), (3, 8), (2, 64)] {
         let speculation = NgramSpeculation { ngram, draft_tokens };
         let mut engine = engine(case, options);
-        let guessed = replies(&mut engine, make(Some(speculation)));
-        for (id, events) in &guessed {
-            assert_eq!(essence(events), essence(&plain[id]), "{case} {speculation:?} {id:?}");
+        let guessed = together(&mut engine, make(Some(speculation)));
+        for (index, (events, plain)) in guessed.iter().zip(&plain).enumerate() {
+            assert_eq!(essence(events), essence(plain), "{case} {speculation:?}, request {index}");
             let Stats { drafted_tokens, accepted_tokens, generation_tokens, .. } = *stats(events);
             assert_eq!(events.iter().filter(|event| event.from_draft).count(), accepted_tokens);
             assert!(accepted_tokens <= drafted_tokens && accepted_tokens < generation_tokens.max(1));
@@ -147,9 +122,7 @@ fn guesses_give_way_where_there_is_no_room() {
     let options = EngineOptions { kv_memory: 3 * block, ..EngineOptions::default() };
     let speculation = NgramSpeculation { ngram: 1, draft_tokens: 64 };
     let make = |speculation| Request { max_tokens: Some(62), ..request(6, speculation) };
-    let [plain, guessed] = [None, Some(speculation)].map(|speculation| {
-        let replies = replies(&mut engine("llama-f32", options), vec![make(speculation)]);
-        replies.into_values().next().unwrap()
-    });
+    let [plain, guessed] = [None, Some(speculation)]
+        .map(|speculation| together(&mut engine("llama-f32", options), vec![make(speculation)]).remove(0));
     assert_eq!(essence(&guessed), essence(&plain));
 }

@@ -39,8 +39,10 @@ pub(crate) fn asked(name: &str, usual: usize) -> usize {
 
 fn check(name: &str) {
     let schedules = asked("LMX_TEST_SCHEDULES", 1) as u64;
+    let count = asked("LMX_TEST_REQUESTS", 4);
     let limits = Limits {
-        count: asked("LMX_TEST_REQUESTS", 4),
+        count,
+        at_once: count,
         longest: asked("LMX_TEST_LONGEST", 150),
         // More than the block that admission leaves for each, so that the room runs out.
         most_new: 200,

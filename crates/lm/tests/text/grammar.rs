@@ -1,8 +1,9 @@
 //! Replies of a given form, on models whose logits are noise: only the grammar can be why they are right.
 
+use crate::common::running::together;
 use lmx::cache::{KvStore, LayerKv};
 use lmx::engine::{
-    DraftModel, DraftSpeculation, Engine, EngineOptions, FinishReason, Request, RequestError, Update,
+    DraftModel, DraftSpeculation, Engine, EngineOptions, Event, FinishReason, Request, RequestError, Update,
 };
 use lmx::grammar::{Form, Grammar, GrammarError, Grammars};
 use lmx::models::{ForwardError, LinearVisitor, Model, StepInputs};
@@ -11,7 +12,6 @@ use lmx::text::{EosSet, EosSource, Tokenizer};
 use lmx::{Device, Isa, KvType};
 use lmx_tensor::{RowAdapters, Tensor};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Logits that depend on nothing but the last token and its position.
@@ -132,23 +132,11 @@ fn drafting(request: Request) -> Request {
 
 /// What each request got, in order.
 fn replies(engine: &mut Engine, requests: Vec<Request>) -> Vec<(String, Option<FinishReason>)> {
-    let ids: Vec<_> = requests.into_iter().map(|request| engine.submit(request).unwrap()).collect();
-    let mut replies = BTreeMap::new();
-    while !engine.is_idle() {
-        for (id, update) in engine.step() {
-            match update {
-                Update::Token(event) => {
-                    let (text, finish) = replies.entry(id).or_insert_with(|| (String::new(), None));
-                    text.push_str(&event.text);
-                    *finish = event.finish;
-                    assert!(event.token.is_none() || event.logprob > f32::NEG_INFINITY);
-                }
-                Update::Failed(error) => panic!("{error}"),
-                Update::Prefill { .. } | Update::Prompt(_) | Update::Embedding(_) => {}
-            }
-        }
-    }
-    ids.into_iter().map(|id| replies.remove(&id).unwrap()).collect()
+    let reply = |events: Vec<Event>| {
+        assert!(events.iter().all(|event| event.token.is_none() || event.logprob > f32::NEG_INFINITY));
+        (events.iter().map(|event| &*event.text).collect(), events.last().unwrap().finish)
+    };
+    together(engine, requests).into_iter().map(reply).collect()
 }
 
 fn schema() -> Form {
