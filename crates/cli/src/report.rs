@@ -109,7 +109,11 @@ pub(crate) fn say_statistics(outcome: &Outcome, notices: &Notices) {
 pub(crate) fn say_events(stats: &Stats) {
     if stats.drafted_tokens > 0 {
         let (right, all) = (stats.accepted_tokens, stats.drafted_tokens);
-        terminal::say(&format!("Drafts: {right} of {all} tokens accepted"));
+        let time = match stats.draft_seconds {
+            0.0 => String::new(),
+            seconds => format!(", {seconds:.3} s for the guesses"),
+        };
+        terminal::say(&format!("Drafts: {right} of {all} tokens accepted{time}"));
     }
     if let Some(why) = stats.draft_stop {
         terminal::say(&format!("Drafts: none at the end, because {why}"));
@@ -131,6 +135,7 @@ pub(crate) fn json(outcome: &Outcome, model: &str, kv_format: &str, notices: &No
         "generation_tokens": stats.generation_tokens,
         "drafted_tokens": stats.drafted_tokens,
         "accepted_tokens": stats.accepted_tokens,
+        "draft_seconds": stats.draft_seconds,
         "preemptions": stats.preemptions,
         "draft_stop": stats.draft_stop.map(|why| why.to_string()),
         "prompt_tps": stats.prompt_tps(),

@@ -49,6 +49,15 @@ pub(crate) enum Choices {
     Vote { of: usize, answer: Option<Regex> },
 }
 
+impl Choices {
+    /// How many replies are made.
+    pub(crate) fn count(&self) -> usize {
+        match *self {
+            Choices::All(of) | Choices::Best { of, .. } | Choices::Vote { of, .. } => of,
+        }
+    }
+}
+
 impl ChoicesArgs {
     /// What is asked for; `None` for one plain reply.
     ///

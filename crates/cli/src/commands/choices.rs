@@ -8,7 +8,7 @@ use crate::running::Outcome;
 use crate::session::Session;
 use crate::terminal;
 use anyhow::Context;
-use lmx::engine::{FinishReason, Reply, Request, Stats, Vote, majority_vote};
+use lmx::engine::{FinishReason, Reply, Request, Stats, Vote, best, majority_vote};
 use lmx::sample::random_seed;
 use serde_json::{Value, json};
 
@@ -17,6 +17,10 @@ struct Outcomes {
     /// The replies to print, with their scores where they were compared.
     replies: Vec<(Reply, Option<f64>)>,
     votes: Option<Vec<Vote>>,
+    /// How many replies were made.
+    made: usize,
+    /// What all of them cost together.
+    cost: Stats,
 }
 
 /// Makes the replies and prints them.
@@ -49,24 +53,9 @@ pub(crate) fn run(
         speculation: options.speculation,
         ..Request::default()
     };
-    let engine = &mut session.engine;
-    let result = match choices {
-        Choices::All(count) => engine.choices(*count, seed, &mut make).map(Outcomes::all),
-        Choices::Best { of, keep, score } => {
-            engine.best_of_n(*of, *keep, *score, seed, &mut make).map(Outcomes::best)
-        }
-        Choices::Vote { of, answer } => engine.choices(*of, seed, &mut make).map(|replies| {
-            let votes = majority_vote(&replies, &|text| match answer {
-                None => Some(text.trim().to_owned()),
-                Some(regex) => {
-                    let found = regex.captures_iter(text).last()?;
-                    Some(found.get(1).or(found.get(0))?.as_str().to_owned())
-                }
-            });
-            Outcomes { votes: Some(votes), ..Outcomes::all(replies) }
-        }),
-    };
-    let result = result.context("a reply failed")?;
+    let replies = session.engine.choices(choices.count(), seed, &mut make).context("a reply failed")?;
+    session.note_prefix_warnings(&mut notices);
+    let result = Outcomes::of(choices, replies);
     let cut = result.replies.iter().filter(|(reply, _)| reply.finish == FinishReason::Length).count();
     if cut > 0 {
         notices.add(format!("{cut} of {} replies were cut (--max-tokens)", result.replies.len()));
@@ -77,21 +66,31 @@ pub(crate) fn run(
     }
     result.print()?;
     if args.verbose {
-        result.say_statistics(seed, &notices);
+        result.say_statistics(&notices);
     }
     Ok(())
 }
 
 impl Outcomes {
-    fn all(replies: Vec<Reply>) -> Self {
-        Self { replies: replies.into_iter().map(|reply| (reply, None)).collect(), votes: None }
-    }
-
-    fn best(replies: Vec<(Reply, f64)>) -> Self {
-        Self {
-            replies: replies.into_iter().map(|(reply, score)| (reply, Some(score))).collect(),
-            votes: None,
-        }
+    fn of(choices: &Choices, replies: Vec<Reply>) -> Self {
+        let (made, cost) = (replies.len(), Stats::of_choices(&replies));
+        let votes = match choices {
+            Choices::Vote { answer, .. } => Some(majority_vote(&replies, &|text| match answer {
+                None => Some(text.trim().to_owned()),
+                Some(regex) => {
+                    let found = regex.captures_iter(text).last()?;
+                    Some(found.get(1).or(found.get(0))?.as_str().to_owned())
+                }
+            })),
+            _ => None,
+        };
+        let replies = match choices {
+            Choices::Best { keep, score, .. } => {
+                best(replies, *keep, *score).into_iter().map(|(reply, score)| (reply, Some(score))).collect()
+            }
+            _ => replies.into_iter().map(|reply| (reply, None)).collect(),
+        };
+        Self { replies, votes, made, cost }
     }
 
     /// The answer with the most votes.
@@ -110,14 +109,14 @@ impl Outcomes {
         Ok(())
     }
 
-    /// The object of one reply, the first or the winner's first, with all of them in `choices`.
+    /// The object of one reply, the first or the winner's first, with what all of them cost, and them in `choices`.
     fn json(&self, model: &str, kv_format: &str, notices: &Notices) -> Value {
         let first = self.winner().and_then(|vote| vote.replies.first()).copied().unwrap_or(0);
         let outcome = self.replies.get(first).map(|(reply, _)| Outcome {
             text: reply.text.clone(),
             token_ids: reply.token_ids.clone(),
             finish: Some(reply.finish),
-            stats: reply.stats.clone(),
+            stats: self.cost.clone(),
         });
         let mut object = report::json(&outcome.unwrap_or_default(), model, kv_format, notices);
         let choice = |(index, (reply, score)): (usize, &(Reply, Option<f64>))| {
@@ -138,24 +137,22 @@ impl Outcomes {
         object
     }
 
-    fn say_statistics(&self, seed: u64, notices: &Notices) {
-        let mut sum = Stats::default();
-        for (reply, _) in &self.replies {
-            sum.generation_tokens += reply.stats.generation_tokens;
-            sum.prompt_tokens = reply.stats.prompt_tokens;
-            sum.drafted_tokens += reply.stats.drafted_tokens;
-            sum.accepted_tokens += reply.stats.accepted_tokens;
-            sum.preemptions += reply.stats.preemptions;
-        }
+    fn say_statistics(&self, notices: &Notices) {
+        let cost = &self.cost;
+        let Stats { prompt_tokens, generation_tokens, seed, .. } = cost;
         terminal::say("==========");
-        let Stats { prompt_tokens, generation_tokens, .. } = sum;
-        terminal::say(&format!("Prompt: {prompt_tokens} tokens, run once"));
-        terminal::say(&format!("Generation: {generation_tokens} tokens in {} replies", self.replies.len()));
-        report::say_events(&sum);
+        let rate = cost.prompt_tps();
+        terminal::say(&format!("Prompt: {prompt_tokens} tokens, run once, {rate:.3} tokens-per-sec"));
+        let (made, rate) = (self.made, cost.generation_tps());
+        terminal::say(&format!(
+            "Generation: {generation_tokens} tokens in {made} replies, {rate:.3} tokens-per-sec"
+        ));
+        report::say_events(cost);
         for vote in self.votes.iter().flatten() {
             terminal::say(&format!("Votes: {} for {}", vote.replies.len(), vote.answer));
         }
         terminal::say(&format!("Peak memory: {:.3} GB", report::gigabytes(report::peak_memory())));
+        terminal::say(&format!("Time to first token: {:.3} s", cost.first_token_seconds));
         terminal::say(&format!("Seed: {seed}"));
         notices.say_facts();
     }

@@ -48,6 +48,16 @@ fn the_best_are_printed_best_first() {
     let score = |choice: &Value| choice["score"].as_f64().unwrap();
     assert!(choices.len() == 2 && score(&choices[0]) >= score(&choices[1]), "{best}");
     assert_eq!(best["text"], choices[0]["text"]);
+    // What it cost is that of all six, and the seed is the one from which all of it can be made again.
+    let all = json_of(&model, &["--seed", "5", "--n", "6"]);
+    let made: usize =
+        all["choices"].as_array().unwrap().iter().map(|c| c["token_ids"].as_array().unwrap().len()).sum();
+    for object in [&all, &best] {
+        assert_eq!((&object["generation_tokens"], &object["seed"]), (&json!(made), &json!(5)), "{object}");
+        assert_eq!((&object["prompt_tokens"], &object["cached_tokens"]), (&all["prompt_tokens"], &json!(0)));
+    }
+    let said = generate(&model, &["--seed", "5", "--best-of", "6"]);
+    assert!(said.stderr.contains(&format!("Generation: {made} tokens in 6 replies")), "{said:?}");
     let normalized = json_of(&model, &["--seed", "5", "--best-of", "6", "--score", "length-normalized"]);
     assert!(score(&normalized["choices"][0]) > score(&choices[0]) / 2.0);
 }

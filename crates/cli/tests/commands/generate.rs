@@ -51,6 +51,7 @@ fn the_json_object_has_exactly_its_keys() {
         [
             "accepted_tokens",
             "cached_tokens",
+            "draft_seconds",
             "draft_stop",
             "drafted_tokens",
             "finish_reason",
@@ -405,6 +406,10 @@ fn a_draft_model_changes_nothing_but_the_speed() {
     let guessed = json_of(&generate(&model, &[&words[..], &draft].concat()));
     assert_eq!((&guessed["text"], &guessed["token_ids"]), (&plain["text"], &plain["token_ids"]));
     assert_eq!(guessed["accepted_tokens"], guessed["drafted_tokens"], "{guessed}");
+    // Whether guesses pay is a matter of time.
+    let took = guessed["draft_seconds"].as_f64().unwrap() > 0.0;
+    assert!(took || guessed["drafted_tokens"] == 0, "{guessed}");
+    assert_eq!(plain["draft_seconds"], 0.0);
 
     let other = hello();
     let mismatched = generate(&model, &["--draft-model", other.path()]);

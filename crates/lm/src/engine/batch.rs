@@ -77,6 +77,13 @@ impl BatchStats {
         self.preemptions += stats.preemptions;
     }
 
+    /// Prompt tokens run per second of all steps, those that generate included (0 before the first).
+    #[must_use]
+    pub fn prompt_tps(&self) -> f64 {
+        let run = self.prompt_tokens.saturating_sub(self.cached_tokens);
+        if self.seconds > 0.0 { run as f64 / self.seconds } else { 0.0 }
+    }
+
     /// Tokens generated per second of all steps, those that run prompts included (0 before the first).
     #[must_use]
     pub fn generation_tps(&self) -> f64 {
@@ -88,6 +95,12 @@ impl<'a> BatchGenerator<'a> {
     /// A handle to an engine, whose requests go on beside those that are inserted.
     pub fn new(engine: &'a mut Engine) -> Self {
         Self { engine, open: BTreeMap::new(), ended: BatchStats::default() }
+    }
+
+    /// The engine, for what it tells: its tokenizer, what its keys and values take up, whether it gets on.
+    #[must_use]
+    pub fn engine(&self) -> &Engine {
+        self.engine
     }
 
     /// Queues a request, with its own options.

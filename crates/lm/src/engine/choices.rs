@@ -1,7 +1,8 @@
 //! Whole replies: of many requests, or many of one prompt, from which the best or the most frequent is taken.
 
 use super::active::{Active, extent};
-use super::{Engine, FinishReason, Request, RequestError, RequestId, Stats, Update};
+use super::draft::Draft;
+use super::{Engine, FinishReason, Request, RequestError, RequestId, Speculation, Stats, Update};
 use crate::prompt_cache::PromptCache;
 use crate::sample::fold_seed;
 use std::collections::BTreeMap;
@@ -110,8 +111,8 @@ impl Engine {
         replies.into_iter().flatten().collect()
     }
 
-    /// `count` replies to one prompt, which is run once, for the first of them. `make` builds the request from the seed that
-    /// it is to have: reply 0 has `seed` itself, reply i one that follows from it and i.
+    /// `count` replies to one prompt, which is run once, for the first of them; once by the draft model too. `make` builds the
+    /// request from the seed that it is to have: reply 0 has `seed` itself, reply i one that follows from it and i.
     ///
     /// # Errors
     /// The first request's that fails.
@@ -134,6 +135,7 @@ impl Engine {
             requests.into_iter().map(|request| self.submit_after(cache.as_ref(), request)).collect();
         drop(cache);
         let replies: Result<Vec<Reply>, _> = self.finish(submitted, &mut |_| {}).into_iter().collect();
+        self.draft.iter_mut().for_each(Draft::unshare);
         let mut replies = replies?;
         // All have waited for the prompt, and it was run for the first of them.
         replies.iter_mut().for_each(|reply| reply.stats.first_token_seconds += seconds);
@@ -153,16 +155,20 @@ impl Engine {
             return Ok(None);
         }
         let id = self.submit(Request {
-            system_tokens: first.system_tokens,
+            system_tokens: first.system_tokens.min(tokens.len()),
             adapter: first.adapter.clone(),
             priority: first.priority,
             return_cache: true,
             ..Request::new(tokens.to_vec(), 0)
         })?;
         // The factors of some ropes depend on how long the replies may become.
-        let (_, long_context) = extent(&*self.model, first.tokens.len(), first.max_tokens);
+        let (most, long_context) = extent(&*self.model, first.tokens.len(), first.max_tokens);
         self.waiting.iter_mut().filter(|active| active.id == id).for_each(|a| a.long_context = long_context);
         let reply = self.finish(vec![Ok(id)], &mut |_| {}).pop().transpose()?;
+        let guesses = matches!(first.speculation, Some(Speculation::Draft(_)));
+        if let Some(draft) = self.draft.as_mut().filter(|_| guesses) {
+            draft.share(&first.tokens, most, self.options.prefill_step_size);
+        }
         Ok(reply.and_then(|reply| Some((reply.cache?, reply.stats.cached_tokens))))
     }
 
@@ -181,8 +187,7 @@ impl Engine {
         Ok(id)
     }
 
-    /// The `keep` best of `count` replies, best first (of equal ones the earlier), with their scores. See
-    /// [`Engine::choices`] for `seed` and `make`.
+    /// The [`best`] `keep` of `count` replies. See [`Engine::choices`] for `seed` and `make`.
     ///
     /// # Errors
     /// The first request's that fails.
@@ -194,14 +199,47 @@ impl Engine {
         seed: u64,
         make: &mut dyn FnMut(u64) -> Request,
     ) -> Result<Vec<(Reply, f64)>, RequestError> {
-        let scored = |reply: Reply| {
-            let score = score.of(&reply);
-            (reply, score)
-        };
-        let mut scored: Vec<_> = self.choices(count, seed, make)?.into_iter().map(scored).collect();
-        scored.sort_by(|a, b| b.1.total_cmp(&a.1));
-        scored.truncate(keep);
-        Ok(scored)
+        Ok(best(self.choices(count, seed, make)?, keep, score))
+    }
+}
+
+/// The `keep` best of replies, best first (of equal ones the earlier), with their scores.
+#[must_use]
+pub fn best(replies: Vec<Reply>, keep: usize, score: Score) -> Vec<(Reply, f64)> {
+    let scored = |reply: Reply| {
+        let score = score.of(&reply);
+        (reply, score)
+    };
+    let mut scored: Vec<_> = replies.into_iter().map(scored).collect();
+    scored.sort_by(|a, b| b.1.total_cmp(&a.1));
+    scored.truncate(keep);
+    scored
+}
+
+impl Stats {
+    /// What all replies of [`Engine::choices`] cost together, the ones that are not kept included. The prompt, which was run
+    /// once, counts once; the first token is the first of any reply, the last one the last of any; the seed is the one that
+    /// was asked for.
+    #[must_use]
+    pub fn of_choices(replies: &[Reply]) -> Self {
+        let all = || replies.iter().map(|reply| &reply.stats);
+        let first = all().map(|stats| stats.first_token_seconds).fold(f64::INFINITY, f64::min);
+        let last =
+            all().map(|stats| stats.first_token_seconds + stats.generation_seconds).fold(0.0, f64::max);
+        let mut sum = replies.first().map(|reply| reply.stats.clone()).unwrap_or_default();
+        for stats in all().skip(1) {
+            sum.generation_tokens += stats.generation_tokens;
+            sum.drafted_tokens += stats.drafted_tokens;
+            sum.accepted_tokens += stats.accepted_tokens;
+            sum.preemptions += stats.preemptions;
+            // They are guessed for in the same steps.
+            sum.draft_seconds = sum.draft_seconds.max(stats.draft_seconds);
+            sum.draft_stop = sum.draft_stop.or(stats.draft_stop);
+            sum.kv_quantized_from = sum.kv_quantized_from.or(stats.kv_quantized_from);
+        }
+        sum.first_token_seconds = if replies.is_empty() { 0.0 } else { first };
+        sum.generation_seconds = last - sum.first_token_seconds;
+        sum
     }
 }
 

@@ -77,6 +77,8 @@ pub struct Stats {
     pub drafted_tokens: usize,
     /// Guesses that were right.
     pub accepted_tokens: usize,
+    /// Time of the steps of the draft model in which it guessed for this request, among others.
+    pub draft_seconds: f64,
     /// Why the draft model guesses nothing at the moment; `None` while it does, and without one.
     pub draft_stop: Option<DraftStop>,
     /// How often the request gave its keys and values up to others, and ran its tokens again.

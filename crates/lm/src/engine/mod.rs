@@ -18,7 +18,7 @@ mod schedule;
 mod watch;
 
 pub use batch::{BatchGenerator, BatchStats};
-pub use choices::{Reply, Score, Vote, majority_vote};
+pub use choices::{Reply, Score, Vote, best, majority_vote};
 pub use draft::{DraftError, DraftModel, DraftSpeculation, DraftStop, NgramSpeculation, Speculation};
 pub use event::{Event, FinishReason, Stats, Update};
 pub use generation::Generation;

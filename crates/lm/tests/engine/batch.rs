@@ -185,7 +185,9 @@ fn removing_frees_blocks_and_the_statistics_count_everybody() {
             updates.iter().filter(|(id, u)| *id == removed && matches!(u, Update::Token(_))).count();
     }
     assert!(of_removed > 0);
+    let used = batch.engine().kv().budget().used();
     batch.remove(removed);
+    assert!(batch.engine().kv().budget().used() < used);
     assert!(batch.extract_cache(removed).is_none());
     let mut rest = Vec::new();
     batch.by_ref().for_each(|updates| rest.extend(updates));
@@ -195,7 +197,9 @@ fn removing_frees_blocks_and_the_statistics_count_everybody() {
     let stats = batch.stats();
     assert_eq!((stats.requests, stats.prompt_tokens), (3, 83));
     assert_eq!(stats.generation_tokens, of_removed + 5 + 1);
-    assert!(stats.steps > 5 && stats.seconds > 0.0 && stats.generation_tps() > 0.0, "{stats:?}");
+    assert!(stats.steps > 5 && stats.seconds > 0.0, "{stats:?}");
+    let [prompts, generated] = [stats.prompt_tps(), stats.generation_tps()].map(|tps| tps * stats.seconds);
+    assert_eq!((prompts.round(), generated.round()), (83.0, (of_removed + 6) as f64));
     batch.insert(request(9, 9)).unwrap();
     drop(batch);
     assert!(engine.is_idle() && engine.kv().is_empty());

@@ -139,6 +139,28 @@ fn the_best_have_the_highest_scores() {
 }
 
 #[test]
+fn what_replies_cost_together_has_the_prompt_once_and_all_of_them() {
+    let stats = |cached_tokens, tokens, first_token_seconds, generation_seconds, seed| Stats {
+        prompt_tokens: 90,
+        cached_tokens,
+        generation_tokens: tokens,
+        drafted_tokens: 2 * tokens,
+        accepted_tokens: tokens,
+        preemptions: 1,
+        first_token_seconds,
+        generation_seconds,
+        seed,
+        ..Stats::default()
+    };
+    let all = [stats(10, 5, 0.5, 2.0, 41), stats(89, 7, 0.75, 3.25, 9)];
+    let sum = Stats::of_choices(&all.map(|stats| Reply { stats, ..reply("a", &[-1.0]) }));
+    let (drafted_tokens, accepted_tokens) = (24, 12);
+    let whole = Stats { drafted_tokens, accepted_tokens, preemptions: 2, ..stats(10, 12, 0.5, 3.5, 41) };
+    assert_eq!((sum.prompt_tps(), sum), (160.0, whole));
+    assert_eq!(Stats::of_choices(&[]), Stats::default());
+}
+
+#[test]
 fn votes_are_counted_and_ties_go_to_the_first() {
     let replies = ["so 5", "it is 7", "no idea", "7!", "5", "9"].map(|text| reply(text, &[]));
     let digits = |text: &str| -> Option<String> {

@@ -8,7 +8,7 @@ use lmx::KvType;
 use lmx::cache::{KvQuantization, KvWindow, PrefixCacheOptions};
 use lmx::engine::{
     DraftError, DraftModel, DraftSpeculation, DraftStop, Engine, EngineOptions, Event, FinishReason,
-    NgramSpeculation, Request, RequestError, Speculation,
+    NgramSpeculation, Reply, Request, RequestError, Speculation, Stats,
 };
 use lmx::grammar::{Form, Grammar};
 use lmx::models::Model;
@@ -390,6 +390,59 @@ fn a_draft_that_cannot_go_on_says_why_and_the_reply_goes_on() {
         let stopped = got.iter().map(|events| stats(events)).filter(|stats| stats.draft_stop == Some(why));
         assert!(stopped.count() > 0, "{why}: {:?}", got.iter().map(|e| stats(e)).collect::<Vec<_>>());
         assert!(got.iter().any(|events| stats(events).accepted_tokens > 0), "{why}");
+    }
+}
+
+/// Request `seed` of those that have one prompt.
+fn alike(seed: u64, speculation: Option<Speculation>) -> Request {
+    let tokens = (0..ALIKE as u32).map(|i| i * i % 61 + 1).collect();
+    Request { max_tokens: Some(20), tokens, ..request(seed, 1.0, speculation) }
+}
+
+/// Tokens of their prompt.
+const ALIKE: usize = 320;
+
+/// An engine whose draft has room for that prompt once, and a little for each of eight replies.
+fn narrow(case: &str, options: EngineOptions) -> Engine {
+    let spec = drafted(case, case, options).draft_kv().unwrap().spec().clone();
+    let little = spec.bytes_at(ALIKE + 32) - spec.bytes_at(ALIKE);
+    // Of a layer with a window a reply holds a block of its own too.
+    let kv_memory = spec.bytes_at(ALIKE) + 8 * 2 * little.max(spec.bytes_at(32));
+    plain(case, options).with_draft(DraftModel { kv_memory, ..draft(case) }).unwrap()
+}
+
+fn guessed_well(stats: &Stats) -> bool {
+    stats.draft_stop.is_none() && stats.accepted_tokens >= 10 && stats.draft_seconds > 0.0
+}
+
+#[test]
+fn several_replies_cost_the_draft_model_one_prompt() {
+    let window = Some(KvWindow::new(300, 4).unwrap());
+    for (case, kv_window) in [("llama-f32", None), ("llama-f32", window), ("gemma3-f32", None)] {
+        let options = EngineOptions { kv_window, ..EngineOptions::default() };
+        let expected = plain(case, options).choices(8, 5, &mut |seed| alike(seed, None)).unwrap();
+        let mut engine = narrow(case, options);
+        let got = engine.choices(8, 5, &mut |seed| alike(seed, fixed(4))).unwrap();
+        for (index, (got, expected)) in got.iter().zip(&expected).enumerate() {
+            let bits = |reply: &Reply| (reply.token_ids.clone(), reply.logprobs.clone());
+            assert_eq!(bits(got), bits(expected), "{case} {kv_window:?}, reply {index}");
+            assert!(guessed_well(&got.stats), "{case} {kv_window:?}, reply {index}: {:?}", got.stats);
+        }
+        assert_eq!(engine.draft_kv().unwrap().budget().used(), 0, "{case} {kv_window:?}");
+    }
+}
+
+#[test]
+fn a_draft_model_goes_on_from_what_it_runs_for_others() {
+    let prefix_cache = Some(PrefixCacheOptions::default());
+    let mut engine = narrow("llama-f32", EngineOptions { prefix_cache, ..EngineOptions::default() });
+    let first = engine.submit(alike(1, fixed(4))).unwrap();
+    while engine.stats(first).unwrap().accepted_tokens == 0 {
+        engine.step();
+    }
+    for events in events(&mut engine, (2..=8).map(|seed| alike(seed, fixed(4))).collect()) {
+        let stats = &events.last().unwrap().stats;
+        assert!(guessed_well(stats), "{stats:?}");
     }
 }
 

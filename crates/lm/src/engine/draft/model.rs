@@ -160,6 +160,15 @@ pub(in crate::engine) struct Draft {
     pub(in crate::engine) costs: Costs,
     /// Room for one row of the engine's logits.
     logits: Vec<f32>,
+    /// What several requests begin with.
+    shared: Option<Shared>,
+}
+
+/// A prompt that was run for all requests that begin with it.
+struct Shared {
+    tokens: Vec<u32>,
+    long_context: bool,
+    sequence: SequenceId,
 }
 
 impl Draft {
@@ -178,7 +187,8 @@ impl Draft {
         }
         compare(tokenizer, &own)?;
         let kv = options.store(&*model, kv_type, kv_memory)?;
-        Ok(Self { model, kv, costs: Costs::default(), logits: vec![0.0; target.vocab()] })
+        let logits = vec![0.0; target.vocab()];
+        Ok(Self { model, kv, costs: Costs::default(), logits, shared: None })
     }
 
     pub(in crate::engine) fn kv(&self) -> &KvStore {
@@ -187,6 +197,55 @@ impl Draft {
 
     pub(in crate::engine) fn clear_prefixes(&mut self) {
         self.kv.clear_prefixes();
+    }
+
+    /// Runs a prompt, `chunk` tokens at a time, for requests that begin with it and come to have `most` tokens; until
+    /// [`Draft::unshare`] they begin with a fork of it. If it cannot be run, each of them finds that out itself.
+    pub(in crate::engine) fn share(&mut self, tokens: &[u32], most: usize, chunk: usize) {
+        self.unshare();
+        let known = |&token: &u32| (token as usize) < self.model.vocab();
+        if tokens.len() > self.model.context_length() || !tokens.iter().all(known) {
+            return;
+        }
+        let long_context = self.is_long(most);
+        let root = root(None, long_context);
+        let found = self.kv.add_prefix(root, tokens, tokens.len());
+        let sequence = found.map_or_else(|| self.kv.add(), |(sequence, _)| sequence);
+        match self.run_prompt(sequence, tokens, long_context, chunk) {
+            Ok(()) => self.shared = Some(Shared { tokens: tokens.to_vec(), long_context, sequence }),
+            Err(_) => self.kv.remove(sequence),
+        }
+    }
+
+    /// Runs what a sequence does not hold of a prompt.
+    fn run_prompt(
+        &mut self,
+        sequence: SequenceId,
+        tokens: &[u32],
+        long_context: bool,
+        chunk: usize,
+    ) -> Result<(), ForwardError> {
+        while let pending @ [_, ..] = &tokens[self.kv.len(sequence).min(tokens.len())..] {
+            let count = self.kv.step_limit(sequence, pending.len().min(chunk.max(1)));
+            self.kv.reserve(sequence, count)?;
+            let mut inputs = StepInputs::default();
+            inputs.push(sequence, self.kv.len(sequence), &pending[..count], long_context);
+            self.model.hidden(&inputs, &mut self.kv)?;
+            self.kv.commit(sequence, count)?;
+        }
+        Ok(())
+    }
+
+    /// Forgets the prompt of [`Draft::share`]; what was forked from it stays.
+    pub(in crate::engine) fn unshare(&mut self) {
+        if let Some(shared) = self.shared.take() {
+            self.kv.remove(shared.sequence);
+        }
+    }
+
+    /// Whether so many tokens are more than the draft model's original context.
+    fn is_long(&self, most: usize) -> bool {
+        self.model.original_context().is_some_and(|original| most > original)
     }
 
     /// Guesses for all sequences that decode, each position as one batch. `kv` are the engine's; at most `chunk` tokens
@@ -200,8 +259,7 @@ impl Draft {
     ) {
         let decoding = |(_, active): &(usize, &Active)| active.is_decoding(kv.len(active.sequence()));
         let decoding: Vec<usize> = running.iter().enumerate().filter(decoding).map(|(i, _)| i).collect();
-        let mut turns = Vec::new();
-        let mut left = chunk.max(1);
+        let (start, mut turns, mut left) = (Instant::now(), Vec::new(), chunk.max(1));
         for &index in &decoding {
             match self.begin(&mut running[index], index, decoding.len(), left) {
                 Ok(turn) => {
@@ -215,6 +273,7 @@ impl Draft {
         let result = self.guess(running, turns, eos);
         for index in guessing {
             let active = &mut running[index];
+            active.stats.draft_seconds += start.elapsed().as_secs_f64();
             active.take_guesses_back();
             if result.is_err() {
                 self.stop(active, DraftStop::Failed);
@@ -237,7 +296,7 @@ impl Draft {
         let depth = row.depth.choose(&self.costs, sequences);
         active.stats.draft_stop = if depth.is_none() { Some(DraftStop::Unprofitable) } else { None };
         let Some(depth) = depth.filter(|&depth| depth > 0) else { return Ok(None) };
-        let long_context = self.model.original_context().is_some_and(|most| active.most_tokens() > most);
+        let long_context = self.is_long(active.most_tokens());
         let sequence = self.sequence(active, long_context);
         let held = self.kv.len(sequence);
         let pending = active.tokens.get(held..).unwrap_or_default();
@@ -259,12 +318,20 @@ impl Draft {
         if let Some(sequence) = active.draft_row().and_then(|row| row.sequence) {
             return sequence;
         }
-        // The last token is run again for its logits.
-        let known = active.prefix(active.tokens.len());
-        let found = known.and_then(|known| {
-            self.kv.add_prefix(root(None, long_context), known.tokens, known.tokens.len() - 1)
+        let sequence = entry(active, active.tokens.len(), long_context).and_then(|known| {
+            let begins = |shared: &&Shared| {
+                shared.long_context == long_context && known.tokens.starts_with(&shared.tokens)
+            };
+            match self.shared.as_ref().filter(begins).map(|shared| shared.sequence) {
+                Some(shared) => self.kv.fork(shared).ok(),
+                // The last token is run again for its logits.
+                None => {
+                    let found = self.kv.add_prefix(known.root, known.tokens, known.tokens.len() - 1);
+                    found.map(|(sequence, _)| sequence)
+                }
+            }
         });
-        let sequence = found.map_or_else(|| self.kv.add(), |(sequence, _)| sequence);
+        let sequence = sequence.unwrap_or_else(|| self.kv.add());
         if let Some(row) = active.draft_row() {
             row.sequence = Some(sequence);
         }
@@ -278,6 +345,7 @@ impl Draft {
         mut turns: Vec<Turn>,
         eos: &EosSet,
     ) -> Result<(), ForwardError> {
+        let mut guessed = false;
         while !turns.is_empty() {
             let (start, mut inputs, mut rows) = (Instant::now(), StepInputs::default(), Vec::new());
             for turn in &turns {
@@ -287,9 +355,16 @@ impl Draft {
                 rows.extend((turn.depth > 0).then_some(inputs.tokens.len() - 1));
             }
             let hidden = self.model.hidden(&inputs, &mut self.kv)?;
-            for turn in &turns {
-                self.kv.commit(turn.sequence, turn.count)?;
+            for &Turn { index, sequence, count, long_context, .. } in &turns {
+                let held = self.kv.len(sequence) + count;
+                // Others may begin with what is known; guesses may be wrong.
+                let known = if guessed { None } else { entry(&running[index], held, long_context) };
+                match known {
+                    Some(entry) => self.kv.commit_prefix(sequence, count, &entry)?,
+                    None => self.kv.commit(sequence, count)?,
+                }
             }
+            guessed = true;
             turns.retain(|turn| turn.depth > 0);
             if turns.is_empty() {
                 break;
@@ -356,14 +431,16 @@ impl Draft {
     pub(in crate::engine) fn release(&mut self, active: &mut Active) {
         active.with_draft_row(|row, tokens, grammar| row.settle(&mut self.kv, tokens, grammar));
         let Some(sequence) = active.draft_row().and_then(|row| row.sequence.take()) else { return };
-        let long_context = self.model.original_context().is_some_and(|most| active.most_tokens() > most);
+        let long_context = self.is_long(active.most_tokens());
         self.kv.release_reserved(sequence);
-        match active.prefix(self.kv.len(sequence)) {
-            Some(entry) => {
-                let entry = PrefixTokens { root: root(None, long_context), ..entry };
-                self.kv.set_aside(sequence, &entry);
-            }
+        match entry(active, self.kv.len(sequence), long_context) {
+            Some(entry) => self.kv.set_aside(sequence, &entry),
             None => self.kv.remove(sequence),
         }
     }
+}
+
+/// The first `held` tokens of a request, as the draft model's prefix cache knows them: adapters do not act on it.
+fn entry(active: &Active, held: usize, long_context: bool) -> Option<PrefixTokens<'_>> {
+    active.prefix(held).map(|entry| PrefixTokens { root: root(None, long_context), ..entry })
 }
