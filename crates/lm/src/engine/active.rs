@@ -132,6 +132,7 @@ impl Active {
         if let Some(&end) = request.segment_ends.iter().find(|&&end| end == 0 || end > prompt_len) {
             return Err(RequestError::SegmentEnd { end, prompt: prompt_len });
         }
+        request.check_told(unknown, vocab)?;
         check_stops(&request.stop)?;
         request.sampling.validate(vocab)?;
         request.processors.validate(vocab)?;
@@ -185,7 +186,7 @@ impl Active {
             grammar: request.grammar,
             observer: Observer::new(request.prompt_logprobs, request.prompt_rows, request.embedding),
             logprobs: Vec::new(),
-            top_logprobs: request.top_logprobs.min(vocab),
+            top_logprobs: request.top_logprobs,
             ignore_eos: request.ignore_eos,
             text: TextOut { detokenizer: tokenizer.detokenizer(), stop: StopMatcher::new(&request.stop) },
             sequence,

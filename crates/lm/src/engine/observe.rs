@@ -16,9 +16,9 @@ const ROWS: usize = 64;
 /// grammar and temperature. They come as [`Update::Prompt`], in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PromptLogprobs {
-    /// The first token to tell of, by its index in the prompt. Of token 0 nothing can be told.
+    /// The first token to tell of, by its index in the prompt, at most its length. Of token 0 nothing can be told.
     pub from: usize,
-    /// How many likely tokens to list for each.
+    /// How many likely tokens to list for each, at most all.
     pub top: usize,
 }
 
@@ -53,7 +53,7 @@ impl<F: FnMut(usize, &[f32]) + Send> RowObserver for F {
 /// How the vectors of a prompt's tokens become one. They are those behind the last layer's norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
-    /// Their mean.
+    /// Their mean. Not for a prompt that goes on from a cache whose tokens are not known.
     Mean,
     /// That of the last token.
     Last,

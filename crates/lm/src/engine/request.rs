@@ -4,7 +4,9 @@ use super::{Pooling, PromptLogprobs, RowObserver, Speculation};
 use crate::adapter::Adapter;
 use crate::grammar::{Grammar, GrammarError};
 use crate::prompt_cache::PromptCache;
-use crate::sample::{LogitsProcessor, ParamError, ProcessorParams, SampleError, Sampler, SamplingParams};
+use crate::sample::{
+    LogitsProcessor, ParamError, ProcessorParams, SampleError, Sampler, SamplingParams, require,
+};
 use std::time::Duration;
 
 /// One request: tokens and how to continue them.
@@ -15,8 +17,8 @@ pub struct Request {
     /// The prompt as a text, in place of `tokens`, which must then be empty. It is encoded with the special tokens that
     /// the tokenizer puts around a text.
     pub text: Option<String>,
-    /// How many of the prompt's first tokens are a system prompt, which the prefix cache keeps longest; 0 if that
-    /// is not known.
+    /// How many of the prompt's first tokens are a system prompt, which the prefix cache keeps longest, at most all; 0 if
+    /// that is not known.
     pub system_tokens: usize,
     /// Where parts of the prompt end, as numbers of its tokens, each from 1 to all of them: a step ends at each, so that
     /// [`super::Engine::extract_cache`] gives just what came before ([`super::Update::Prefill`] tells of it). What the
@@ -45,11 +47,11 @@ pub struct Request {
     /// Keep the cache when the request has finished: for [`super::Engine::extract_cache`] until the next step, or in the
     /// [`super::Reply`].
     pub return_cache: bool,
-    /// How many of the most likely tokens each event lists.
+    /// How many of the most likely tokens each event lists, at most all.
     pub top_logprobs: usize,
     /// What is to be told of the prompt's own tokens. They are run even where a cache holds them.
     pub prompt_logprobs: Option<PromptLogprobs>,
-    /// Is shown the whole distribution at each token that `prompt_logprobs` tells of.
+    /// Is shown the whole distribution at each token that `prompt_logprobs` tells of, which must be given too.
     pub prompt_rows: Option<Box<dyn RowObserver>>,
     /// One vector for the whole prompt; most useful with `max_tokens` 0.
     pub embedding: Option<Pooling>,
@@ -81,6 +83,30 @@ impl Request {
     #[must_use]
     pub fn from_text(text: impl Into<String>, max_tokens: usize) -> Self {
         Self { text: Some(text.into()), ..Self::new(Vec::new(), max_tokens) }
+    }
+
+    /// That the prompt, which follows `unknown` tokens that nobody knows, has the parts that it is said to have, and that what
+    /// is to be told of tokens can be told.
+    pub(super) fn check_told(&self, unknown: usize, vocab: usize) -> Result<(), ParamError> {
+        let at_most = |field, value, most: usize, what: &str| {
+            require(field, value, value <= most, &format!("an integer from 0 to {most}, {what}"))
+        };
+        let (prompt, tokens) = (self.tokens.len(), "the prompt's number of tokens");
+        at_most("system_tokens", self.system_tokens, prompt, tokens)?;
+        at_most("top_logprobs", self.top_logprobs, vocab, "the vocabulary's size")?;
+        match self.prompt_logprobs {
+            Some(asked) => {
+                at_most("prompt_logprobs.from", asked.from, prompt, tokens)?;
+                at_most("prompt_logprobs.top", asked.top, vocab, "the vocabulary's size")?;
+            }
+            None => {
+                let rows = self.prompt_rows.as_ref().map(|_| "an observer");
+                require("prompt_rows", rows, rows.is_none(), "None without prompt_logprobs")?;
+            }
+        }
+        let whole = unknown == 0 || self.embedding != Some(Pooling::Mean);
+        let why = "Last or None where the tokens of the prompt cache are not known";
+        require("embedding", self.embedding, whole, why)
     }
 }
 

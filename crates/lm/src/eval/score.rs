@@ -181,9 +181,10 @@ impl<'a> Scorer<'a> {
             }
             last
         };
+        let prompt_logprobs = (from < tokens.len()).then_some(PromptLogprobs { from, top: 0 });
         Ok(self.engine.submit(Request {
-            prompt_logprobs: (from < tokens.len()).then_some(PromptLogprobs { from, top: 0 }),
-            prompt_rows,
+            prompt_logprobs,
+            prompt_rows: prompt_rows.filter(|_| prompt_logprobs.is_some()),
             sampler: Some(Box::new(sampler)),
             top_logprobs: 1,
             ignore_eos: true,

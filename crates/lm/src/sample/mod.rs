@@ -23,6 +23,7 @@ mod sampler;
 
 pub(crate) use logprobs::{argmax, exp};
 pub use logprobs::{log_softmax, top_logprobs};
+pub(crate) use params::require;
 pub use params::{ParamError, ProcessorParams, SamplingParams, parse_logit_bias};
 pub use processors::ProcessorChain;
 pub use random::{Key, KeyStream, fold_seed, random_seed};

@@ -225,7 +225,8 @@ pub struct ParamError {
     pub allowed: String,
 }
 
-fn require(
+/// That a field `holds` what is `allowed`.
+pub(crate) fn require(
     field: &'static str,
     value: impl fmt::Debug,
     holds: bool,

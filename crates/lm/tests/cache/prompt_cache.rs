@@ -6,7 +6,7 @@ use crate::common::text_data;
 use crate::common::tiny::{engine, model};
 use lmx::cache::{BLOCK, BlockBudget, KvError, KvQuantization, KvSpec, KvWindow};
 use lmx::checkpoint::{Checkpoint, OpenOptions};
-use lmx::engine::{Engine, EngineOptions, Request};
+use lmx::engine::{Engine, EngineOptions, Pooling, Request};
 use lmx::models::{Decoder, Model, kv_spec};
 use lmx::prompt_cache::{
     Identity, Notes, PromptCache, PromptCacheFile, PromptCacheOptions, make_prompt_cache,
@@ -178,6 +178,14 @@ fn mlx_lm_and_lmx_read_each_others_files() {
             let cache = engine.load_prompt_cache(&file, None).unwrap();
             let known = cache.tokens().is_some();
             assert_eq!((known, cache.len()), (by == "lmx", prompt.len()));
+            if !known {
+                // Of a part of the prompt there is no mean.
+                let cache = Some(cache.fork().unwrap());
+                let pooled =
+                    Request { cache, embedding: Some(Pooling::Mean), ..Request::new(tail.clone(), 0) };
+                let error = engine.submit(pooled).unwrap_err().to_string();
+                assert!(error.starts_with("embedding must be Last"), "{error}");
+            }
             let new = if known { [prompt.as_slice(), &tail].concat() } else { tail.clone() };
             let request = Request { cache: Some(cache), ignore_eos: true, ..Request::new(new, 20) };
             let events: Vec<_> = engine.generate(request).unwrap().map(Result::unwrap).collect();

@@ -2,9 +2,14 @@
 
 use crate::common::golden_cases::Case;
 use crate::common::running::essence;
+use crate::common::schedule_requests;
 use crate::common::tiny;
 use lmx::cache::{KvQuantError, KvQuantization, PrefixCacheOptions};
-use lmx::engine::{Engine, EngineOptions, Event, FinishReason, Request, RequestError, RequestId, Update};
+use lmx::engine::{
+    DraftSpeculation, Engine, EngineOptions, Event, FinishReason, NgramSpeculation, PromptLogprobs, Request,
+    RequestError, RequestId, Update,
+};
+use lmx::grammar::{Form, Grammars};
 use lmx::sample::{ProcessorParams, SampleError, SamplingParams};
 use lmx::text::{EosSet, EosSource};
 use lmx::{Device, Isa, LoadError, LoadOptions};
@@ -145,31 +150,82 @@ fn a_prompt_goes_on_from_the_prefix_that_is_held() {
     assert_eq!(held.stats.cached_tokens, 30);
 }
 
-#[test]
-fn bad_requests_are_refused_by_name_and_touch_nobody() {
-    let mut engine = engine("llama-f32", EngineOptions::default());
-    let (vocab, context) = (engine.model().vocab(), engine.model().context_length());
-    let good = engine.submit(mixed(3)).unwrap();
-    let bad = [
+/// Requests for a tiny model of which one option each is out of its range, and what their errors name.
+fn bad(vocab: usize, context: usize) -> Vec<(Request, &'static str)> {
+    let other = tiny::engine("llama-f32", 1, EngineOptions::default());
+    let foreign = schedule_requests::adapters(other.model()).remove(0);
+    let grammars = Grammars::new(other.tokenizer(), other.eos(), vocab - 1).unwrap();
+    let grammar = grammars.compile(&Form::Regex("[0-9]+".to_owned())).unwrap();
+    let base = || Request::new(vec![1, 2, 3], 1);
+    // A new field belongs into this list, unless it takes every value.
+    #[rustfmt::skip]
+    let Request {
+        tokens: _, text: _, system_tokens: _, segment_ends: _, sampling: _, processors: _, stop: _, grammar: _,
+        speculation: _, adapter: _, top_logprobs: _, prompt_logprobs: _, prompt_rows: _,
+        // Those of tests/cache and adapters.rs.
+        cache: _, embedding: _,
+        max_tokens: _, seed: _, return_cache: _, ignore_eos: _, priority: _, queue_deadline: _, stall_deadline: _,
+        sampler: _, logits_processors: _,
+    } = base();
+    let ngram = NgramSpeculation { ngram: 0, draft_tokens: 1 };
+    let of_prompt = |from, top| Request { prompt_logprobs: Some(PromptLogprobs { from, top }), ..base() };
+    let mut bad = vec![
         (Request::new(vec![], 1), "prompt is empty"),
         (Request::new(vec![0; context + 1], 1), "context"),
         (Request::new(vec![1, vocab as u32], 1), "token 1 is id"),
-        (Request { stop: vec!["a".into(), String::new()], ..Request::new(vec![1], 1) }, "stop"),
-        (
-            Request {
-                sampling: SamplingParams { top_p: 1.5, ..SamplingParams::default() },
-                ..Request::new(vec![1], 1)
-            },
-            "top_p",
-        ),
+        (Request { text: Some("A".to_owned()), ..base() }, "text"),
+        (Request { system_tokens: 4, ..base() }, "system_tokens"),
+        (Request { segment_ends: vec![4], ..base() }, "segment_ends"),
+        (Request { stop: vec!["a".into(), String::new()], ..base() }, "stop"),
+        (Request { grammar: Some(grammar), ..base() }, "grammar"),
+        (Request { speculation: Some(ngram.into()), ..base() }, "ngram"),
+        (Request { speculation: Some(DraftSpeculation::default().into()), ..base() }, "draft model"),
+        (Request { adapter: Some(foreign), ..base() }, "adapter"),
+        (Request { top_logprobs: vocab + 1, ..base() }, "top_logprobs"),
+        (of_prompt(4, 0), "prompt_logprobs.from"),
+        (of_prompt(1, vocab + 1), "prompt_logprobs.top"),
+        (Request { prompt_rows: Some(Box::new(|_: usize, _: &[f32]| ())), ..base() }, "prompt_rows"),
     ];
-    for (request, says) in bad {
+    let default = SamplingParams::default;
+    let sampling = [
+        (SamplingParams { temperature: -0.1, ..default() }, "temperature"),
+        (SamplingParams { temperature: f64::NAN, ..default() }, "temperature"),
+        (SamplingParams { top_p: 1.5, ..default() }, "top_p"),
+        (SamplingParams { min_p: -1.0, ..default() }, "min_p"),
+        (SamplingParams { min_tokens_to_keep: 0, ..default() }, "min_tokens_to_keep"),
+        (SamplingParams { xtc_probability: 2.0, ..default() }, "xtc_probability"),
+        (SamplingParams { xtc_threshold: 0.6, ..default() }, "xtc_threshold"),
+        (SamplingParams { xtc_special_tokens: vec![vocab as u32], ..default() }, "xtc_special_tokens"),
+    ];
+    bad.extend(sampling.map(|(sampling, says)| (Request { sampling, ..base() }, says)));
+    let default = ProcessorParams::default;
+    let processors = [
+        (ProcessorParams { logit_bias: [(vocab as u32, 1.0)].into(), ..default() }, "logit_bias"),
+        (ProcessorParams { logit_bias: [(1, f64::INFINITY)].into(), ..default() }, "logit_bias"),
+        (ProcessorParams { repetition_penalty: -1.0, ..default() }, "repetition_penalty"),
+        (ProcessorParams { presence_penalty: 1e300, ..default() }, "presence_penalty"),
+        (ProcessorParams { frequency_penalty: f64::NAN, ..default() }, "frequency_penalty"),
+    ];
+    bad.extend(processors.map(|(processors, says)| (Request { processors, ..base() }, says)));
+    bad
+}
+
+#[test]
+fn bad_requests_are_refused_by_name_and_touch_nobody() {
+    let mut engine = engine("llama-f32", EngineOptions::default());
+    let solo: Vec<Event> = engine.generate(mixed(3)).unwrap().map(Result::unwrap).collect();
+    let good = engine.submit(mixed(3)).unwrap();
+    engine.step();
+    let used = engine.kv().budget().used();
+    for (request, says) in bad(engine.model().vocab(), engine.model().context_length()) {
         let error = engine.submit(request).unwrap_err().to_string();
-        assert!(error.contains(says), "{error}");
+        assert!(error.contains(says) && error.lines().count() == 1, "{says}: {error}");
     }
+    assert_eq!(engine.kv().budget().used(), used);
     let mut seen = BTreeMap::new();
     assert!(drain(&mut engine, &mut seen).is_empty());
-    assert_eq!(seen[&good].len(), 14);
+    let got = seen.remove(&good).unwrap();
+    assert!(essence(&solo).ends_with(&essence(&got)) && seen.is_empty());
 }
 
 #[test]
