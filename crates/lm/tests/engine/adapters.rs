@@ -87,7 +87,7 @@ fn difference(row: &[f32], wanted: &[f32]) -> f32 {
 }
 
 #[test]
-fn logits_are_mlx_lms() {
+fn logits_are_mlx_lms_alone_and_in_a_mixed_batch() {
     let mut wrong = Vec::new();
     for name in names() {
         let expected = json_of(&folder(&name).join("expected.json"));
@@ -99,12 +99,17 @@ fn logits_are_mlx_lms() {
         let mut worst: f32 = 0.0;
         for prompt in expected["prompts"].as_array().unwrap() {
             let tokens: Vec<u32> = serde_json::from_value(prompt["tokens"].clone()).unwrap();
-            let rows = logits(&model, &[(&tokens, Some(&adapter))], tokens.len()).remove(0);
+            let own: Row<'_> = (&tokens, Some(&adapter));
+            let alone = logits(&model, &[own], tokens.len()).remove(0);
+            let mixed = logits(&model, &[(&tokens, None), own, (&tokens[1..], None)], 3).remove(1);
             let wanted: BTreeMap<String, Vec<f32>> =
                 serde_json::from_value(prompt["logits"].clone()).unwrap();
             for (position, wanted) in wanted {
-                let found = difference(&rows[position.parse::<usize>().unwrap()], &wanted);
-                worst = if found.is_nan() { found } else { worst.max(found) };
+                let position: usize = position.parse().unwrap();
+                for rows in [&alone, &mixed] {
+                    let found = difference(&rows[position], &wanted);
+                    worst = if found.is_nan() { found } else { worst.max(found) };
+                }
             }
         }
         println!("{name:22} {adapter}: {worst:.1e} of {tolerance:.0e}");
