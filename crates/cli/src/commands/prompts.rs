@@ -14,7 +14,7 @@ use crate::running::Outcome;
 use crate::session::{Models, Reuse, Session, Tail, notice_dropped_system};
 use crate::terminal;
 use anyhow::{Context, anyhow};
-use lmx::engine::{FinishReason, Request, RequestId, Stats, Update};
+use lmx::engine::{FinishReason, Request, RequestError, RequestId, Stats, Update};
 use lmx::grammar::Grammars;
 use lmx::text::TemplateError;
 use serde_json::{Value, json};
@@ -83,7 +83,7 @@ fn open_output(args: &GenerateArgs, path: &Path) -> anyhow::Result<Output> {
     let mut lines = Lines::open(path)?;
     let mut id = |index: usize| {
         let (_, text) = lines.next()?.with_context(|| format!("there is no request {index}"))?;
-        Ok(Line::parse(&text).ok().and_then(|line| line.id))
+        Ok(Line::id_of(&text))
     };
     Output::file(output, args.model.name(), &mut id)
 }
@@ -142,9 +142,8 @@ impl Batch<'_> {
             let Some((number, text)) = self.lines.next()? else { return Ok(()) };
             let index = self.read;
             self.read += 1;
-            let line = Line::parse(&text);
-            let id = line.as_ref().ok().and_then(|line| line.id.clone());
-            let submitted = line.and_then(|line| self.submit(&line));
+            let id = Line::id_of(&text);
+            let submitted = Line::parse(&text).and_then(|line| self.submit(&line));
             match submitted {
                 Ok((request, limit, notices)) => {
                     let outcome = Outcome::default();
@@ -172,13 +171,15 @@ impl Batch<'_> {
             Some(0) => return Err(anyhow!("max_tokens must not be 0 (-1 for no limit)")),
             Some(n) => MaxTokens(usize::try_from(n).ok()),
         };
-        let grammar = match line.form()?.or_else(|| options.form.clone()) {
+        let common = || options.form.clone().map(|form| ("the form of the command line", form));
+        let grammar = match line.form()?.or_else(common) {
             None => None,
-            Some(form) => {
+            Some((field, form)) => {
                 if self.grammars.is_none() {
                     self.grammars = Some(self.session.engine.grammars()?);
                 }
-                self.grammars.as_ref().map(|grammars| grammars.compile(&form)).transpose()?
+                let grammar = self.grammars.as_ref().map(|grammars| grammars.compile(&form));
+                grammar.transpose().context(field)?
             }
         };
         let adapter = match &line.adapter {
@@ -189,7 +190,10 @@ impl Batch<'_> {
             }
         };
         adapter.iter().for_each(|adapter| adapters::note(adapter, &mut notices));
+        let [queue_deadline, stall_deadline] = line.deadlines()?;
         let request = Request {
+            queue_deadline,
+            stall_deadline,
             adapter,
             tokens: self.tokens(line, &mut notices)?,
             max_tokens: limit.0,
@@ -208,7 +212,15 @@ impl Batch<'_> {
             ..Request::default()
         };
         report::filters_without_effect(&request.sampling, &request.processors, &mut notices);
-        Ok((self.session.engine.submit(request)?, limit, notices))
+        let of_prompt = |error: &RequestError| {
+            use RequestError::{ContextExceeded, EmptyPrompt, Token};
+            matches!(error, EmptyPrompt | Token { .. } | ContextExceeded { .. })
+        };
+        let request = self.session.engine.submit(request).map_err(|error| match line.source() {
+            Ok(source) if of_prompt(&error) => anyhow!(error).context(source.field()),
+            _ => error.into(),
+        })?;
+        Ok((request, limit, notices))
     }
 
     /// The prompt of a line, as the model sees it.
@@ -248,7 +260,8 @@ impl Batch<'_> {
         };
         let tail = if prefill.is_some() { Tail::Open } else { Tail::Reply };
         let messages: Vec<Value> = messages.into_iter().chain(prefill).collect();
-        let prompt = self.session.render(&messages, tail, line.chat_template_config.as_ref())?;
+        let prompt = self.session.render(&messages, tail, line.chat_template_config.as_ref());
+        let prompt = prompt.context(source.field())?;
         notice_dropped_system(&prompt, notices);
         Ok(prompt.ids)
     }

@@ -1,6 +1,6 @@
 //! The lines of a prompts file.
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use lmx::engine::{DraftSpeculation, NgramSpeculation, Speculation};
 use lmx::grammar::Form;
 use lmx::sample::{ProcessorParams, SamplingParams};
@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
+use std::time::Duration;
 
 /// Bytes of a line at most.
 const LINE_MAX: u64 = 64 << 20;
@@ -18,7 +19,7 @@ const LINE_MAX: u64 = 64 << 20;
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Line {
-    pub(crate) id: Option<Value>,
+    id: Option<Value>,
     pub(crate) prompt: Option<String>,
     pub(crate) messages: Option<Vec<Value>>,
     pub(crate) token_ids: Option<Vec<u32>>,
@@ -31,6 +32,8 @@ pub(crate) struct Line {
     pub(crate) ignore_eos: Option<bool>,
     pub(crate) adapter: Option<AdapterChoice>,
     pub(crate) priority: Option<i32>,
+    queue_deadline: Option<f64>,
+    stall_deadline: Option<f64>,
     num_draft_tokens: Option<usize>,
     filter_tempered: Option<bool>,
     json_schema: Option<Value>,
@@ -54,7 +57,7 @@ pub(crate) struct Line {
 
 /// One stop string or several.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a text or a list of texts")]
 pub(crate) enum Stop {
     One(String),
     Many(Vec<String>),
@@ -88,36 +91,80 @@ pub(crate) enum Source<'a> {
     Tokens(&'a [u32]),
 }
 
+impl Source<'_> {
+    /// The field that it came from.
+    pub(crate) fn field(&self) -> &'static str {
+        match self {
+            Self::Prompt(_) => "prompt",
+            Self::Messages(_) => "messages",
+            Self::Tokens(_) => "token_ids",
+        }
+    }
+}
+
 impl Line {
     /// Reads a line of JSON.
     pub(crate) fn parse(text: &str) -> anyhow::Result<Self> {
-        let line: Self = serde_json::from_str(text).context("not a request")?;
-        if line.id.as_ref().is_some_and(|id| !id.is_string() && !id.is_number()) {
+        let mut json = serde_json::Deserializer::from_str(text);
+        let line: Self = serde_path_to_error::deserialize(&mut json)
+            .map_err(|error| {
+                // Of unknown fields and wrong JSON serde itself says where.
+                let path = error.path().to_string();
+                let named = path.starts_with(|c: char| c.is_ascii_alphabetic());
+                let said = error.into_inner().to_string();
+                if named && !said.contains(&path) { anyhow!("{path}: {said}") } else { anyhow!(said) }
+            })
+            .context("not a request")?;
+        json.end().context("not a request")?;
+        if line.id.is_some() && Self::id_of(text).is_none() {
             bail!("id must be a text or a number");
         }
         Ok(line)
+    }
+
+    /// The id of a line, be the line a request or not.
+    pub(crate) fn id_of(text: &str) -> Option<Value> {
+        #[derive(Deserialize)]
+        struct Named {
+            id: Option<Value>,
+        }
+        let named: Named = serde_json::from_str(text).ok()?;
+        named.id.filter(|id| id.is_string() || id.is_number())
     }
 
     /// What is to be continued: exactly one of prompt, messages and `token_ids`.
     pub(crate) fn source(&self) -> anyhow::Result<Source<'_>> {
         match (&self.prompt, &self.messages, &self.token_ids) {
             (Some(prompt), None, None) => Ok(Source::Prompt(prompt)),
+            (None, Some(messages), None) if messages.is_empty() => bail!("messages is empty"),
             (None, Some(messages), None) => Ok(Source::Messages(messages)),
             (None, None, Some(tokens)) => Ok(Source::Tokens(tokens)),
             _ => bail!("exactly one of prompt, messages and token_ids must be given"),
         }
     }
 
-    /// The form of the reply, if this line gives one.
-    pub(crate) fn form(&self) -> anyhow::Result<Option<Form>> {
+    /// The form of the reply, if this line gives one, and by which field.
+    pub(crate) fn form(&self) -> anyhow::Result<Option<(&'static str, Form)>> {
         match (&self.json_schema, &self.regex, &self.grammar) {
             (None, None, None) => Ok(None),
-            (Some(Value::Bool(true)), None, None) => Ok(Some(Form::Json)),
-            (Some(schema), None, None) => Ok(Some(Form::JsonSchema(schema.clone()))),
-            (None, Some(regex), None) => Ok(Some(Form::Regex(regex.clone()))),
-            (None, None, Some(grammar)) => Ok(Some(Form::Lark(grammar.clone()))),
+            (Some(Value::Bool(true)), None, None) => Ok(Some(("json_schema", Form::Json))),
+            (Some(schema), None, None) => Ok(Some(("json_schema", Form::JsonSchema(schema.clone())))),
+            (None, Some(regex), None) => Ok(Some(("regex", Form::Regex(regex.clone())))),
+            (None, None, Some(grammar)) => Ok(Some(("grammar", Form::Lark(grammar.clone())))),
             _ => bail!("at most one of json_schema, regex and grammar can be given"),
         }
+    }
+
+    /// The longest times in seconds to wait, and without progress.
+    pub(crate) fn deadlines(&self) -> anyhow::Result<[Option<Duration>; 2]> {
+        let duration = |field: &str, seconds: Option<f64>| {
+            let duration = seconds.map(Duration::try_from_secs_f64).transpose();
+            duration.map_err(|error| anyhow!("{field} must be a number of seconds: {error}"))
+        };
+        Ok([
+            duration("queue_deadline", self.queue_deadline)?,
+            duration("stall_deadline", self.stall_deadline)?,
+        ])
     }
 
     /// The sampling of this line, where it says nothing that of `base`.
@@ -137,19 +184,16 @@ impl Line {
 
     /// How this line's tokens are guessed: with 0 not at all, otherwise as the command line says.
     pub(crate) fn speculation(&self, base: Option<Speculation>) -> anyhow::Result<Option<Speculation>> {
-        Ok(match (self.num_draft_tokens, base) {
-            (None, base) => base,
-            (Some(0), _) => None,
-            (Some(draft_tokens), Some(Speculation::Ngram(base))) => {
-                Some(NgramSpeculation { draft_tokens, ..base }.into())
-            }
-            (Some(draft_tokens), Some(Speculation::Draft(base))) => {
-                Some(DraftSpeculation { draft_tokens, ..base }.into())
-            }
-            (Some(_), None) => {
-                bail!("num_draft_tokens needs --ngram-spec or --draft-model: nothing is guessed without")
-            }
-        })
+        let Some(draft_tokens) = self.num_draft_tokens else { return Ok(base) };
+        let speculation: Speculation = match base {
+            _ if draft_tokens == 0 => return Ok(None),
+            Some(Speculation::Ngram(base)) => NgramSpeculation { draft_tokens, ..base }.into(),
+            Some(Speculation::Draft(base)) => DraftSpeculation { draft_tokens, ..base }.into(),
+            None => bail!("num_draft_tokens needs --ngram-spec or --draft-model: nothing is guessed without"),
+        };
+        let checked = speculation.validate();
+        checked.map_err(|e| anyhow!("num_draft_tokens must be {}, but is {}", e.allowed, e.value))?;
+        Ok(Some(speculation))
     }
 
     /// The processors of this line, where it says nothing those of `base`.

@@ -93,15 +93,104 @@ fn a_bad_line_fails_alone() {
     assert_eq!(outcome.code, Some(1));
     assert_eq!(outcome.stderr, "error: 6 of 8 requests failed; their lines say why\n");
     let replies = replies(&outcome.stdout);
-    for (index, part) in
-        [(1, "temprature"), (2, "top_p"), (3, "line 5"), (4, "regular"), (5, "99999"), (6, "max_tokens")]
-    {
-        assert_eq!(replies[index]["index"], index);
+    let (null, named) = (Value::Null, json!("x"));
+    let parts = [
+        (1, "temprature", &json!(5)),
+        (2, "top_p", &named),
+        (3, "line 5", &null),
+        (4, "regular", &null),
+        (5, "99999", &null),
+        (6, "max_tokens", &null),
+    ];
+    for (index, part, id) in parts {
+        // A line that is wrong otherwise keeps its id.
+        assert_eq!((&replies[index]["index"], &replies[index]["id"]), (&json!(index), id));
         let error = replies[index]["error"].as_str().unwrap();
         assert!(error.contains(part), "{error}");
     }
     assert_eq!((&replies[0]["text"], &replies[7]["text"]), (&json!("Hi!"), &json!("Hi!")));
     assert_eq!(replies.len(), 8);
+}
+
+/// An option and a value that it cannot have.
+const WRONG: [(&str, &str); 54] = [
+    ("id", "[1]"),
+    ("id", "true"),
+    ("prompt", "7"),
+    ("messages", "\"hi\""),
+    ("messages", "[]"),
+    ("token_ids", "[]"),
+    ("token_ids", "[-1]"),
+    ("token_ids", "[1.5]"),
+    ("token_ids", "[99999]"),
+    ("system_prompt", "1"),
+    ("prefill_response", "[]"),
+    ("chat_template_config", "[1]"),
+    ("max_tokens", "0"),
+    ("max_tokens", "1.5"),
+    ("max_tokens", "\"many\""),
+    ("seed", "-1"),
+    ("seed", "18446744073709551616"),
+    ("stop", "\"\""),
+    ("stop", "[\"a\", \"\"]"),
+    ("stop", "7"),
+    ("ignore_eos", "1"),
+    ("adapter", "true"),
+    ("adapter", "\"no/such/folder\""),
+    ("priority", "1.5"),
+    ("priority", "3000000000"),
+    ("queue_deadline", "-1"),
+    ("stall_deadline", "\"soon\""),
+    ("num_draft_tokens", "-1"),
+    ("num_draft_tokens", "65"),
+    ("filter_tempered", "\"yes\""),
+    ("json_schema", "{\"type\": \"nothing\"}"),
+    ("regex", "\"(\""),
+    ("grammar", "\"start\""),
+    ("temperature", "-0.5"),
+    ("temperature", "\"hot\""),
+    ("temperature", "1e999"),
+    ("top_p", "1.01"),
+    ("min_p", "-0.01"),
+    ("min_tokens_to_keep", "0"),
+    ("top_k", "-1"),
+    ("xtc_probability", "1.5"),
+    ("xtc_threshold", "0.51"),
+    ("logit_bias", "{\"a\": 1}"),
+    ("logit_bias", "{\"99999\": 1}"),
+    ("logit_bias", "{\"1\": 1e39}"),
+    ("repetition_penalty", "-1"),
+    ("repetition_penalty", "true"),
+    ("repetition_context_size", "-1"),
+    ("presence_penalty", "1e39"),
+    ("presence_context_size", "0.5"),
+    ("frequency_penalty", "-1e39"),
+    ("frequency_context_size", "\"all\""),
+    ("top_logprobs", "1"),
+    ("n", "2"),
+];
+
+#[test]
+fn every_option_of_a_line_is_checked_and_its_error_names_it() {
+    let model = Model::script(&[b"Hi", b"!"], Then::End);
+    let file = model.file("requests.jsonl");
+    let good = r#"{"prompt": "a"}"#.to_owned();
+    let bad = WRONG.map(|(field, value)| {
+        let source =
+            if ["prompt", "messages", "token_ids"].contains(&field) { "" } else { r#""prompt": "a", "# };
+        format!(r#"{{{source}"{field}": {value}}}"#)
+    });
+    let lines: Vec<String> = bad.into_iter().flat_map(|line| [good.clone(), line]).collect();
+    write_requests(&file, &lines);
+    let outcome = generate(&model, &file, &["--verbose", "false", "--ngram-spec"]);
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
+    let replies = replies(&outcome.stdout);
+    assert_eq!(replies.len(), lines.len());
+    for (pair, (field, value)) in replies.chunks_exact(2).zip(WRONG) {
+        assert_eq!(pair[0]["text"], "Hi!", "beside {field} {value}");
+        let error = pair[1]["error"].as_str().unwrap_or_else(|| panic!("{field} {value}: {}", pair[1]));
+        assert!(error.contains(field), "{field} {value}: {error}");
+    }
 }
 
 #[test]
@@ -112,7 +201,8 @@ fn priorities_go_first_and_replies_stay_in_order() {
         json!({"prompt": "a", "priority": priority, "max_tokens": 30, "ignore_eos": true}).to_string()
     };
     write_requests(&file, &[-1, 0, 5, 0].map(line));
-    let replies = replies(generate(&model, &file, &["--decode-concurrency", "1"]).assert_ok());
+    let alone = ["--decode-concurrency", "1"];
+    let replies = replies(generate(&model, &file, &alone).assert_ok());
     assert!(replies.iter().enumerate().all(|(index, reply)| reply["index"] == index));
     let mut order: Vec<usize> = (0..4).collect();
     order.sort_by(|&a, &b| {
@@ -120,6 +210,12 @@ fn priorities_go_first_and_replies_stay_in_order() {
         time(a).total_cmp(&time(b))
     });
     assert_eq!(order, [2, 1, 3, 0]);
+    // The second waits for the first, which takes its time.
+    let waits = json!({"prompt": "a", "queue_deadline": 0.000001, "stall_deadline": 600}).to_string();
+    write_requests(&file, &[line(0), waits]);
+    let outcome = generate(&model, &file, &alone);
+    let last = outcome.stdout.lines().last().unwrap();
+    assert!(last.contains("queue_deadline: the request was not admitted within 0.000001 s"), "{outcome:?}");
 }
 
 #[test]
