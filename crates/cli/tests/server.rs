@@ -184,6 +184,13 @@ fn choices_differ_by_their_seeds_and_come_again() {
     assert_eq!((lists.len(), &lists[..2]), (4, &three[..2]));
     let streamed = server.post(TEXT, &with(body(1, 7), "stream", true.into()));
     assert_eq!(joined(&streamed).0, three[0]);
+    // Without a seed each request draws its own; without draws all are the same.
+    let unseeded = |temperature: f64| {
+        let body = json!({"prompt": "abc", "max_tokens": 12, "temperature": temperature});
+        [(); 2].map(|()| texts(server.post(TEXT, &body)))
+    };
+    let ([one, other], [greedy, again]) = (unseeded(1.0), unseeded(0.0));
+    assert!(one != other && greedy == again, "{one:?} {greedy:?}");
 }
 
 #[test]
