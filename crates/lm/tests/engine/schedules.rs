@@ -114,7 +114,7 @@ fn two_hundred_schedules_over_small_windows() {
     println!("{sum:?}");
     let schedules = CASES.len() * (ENGINES * SCHEDULES) as usize;
     assert!(schedules == 200 && sum.finished > 6 * schedules && sum.cancelled > 50, "{sum:?}");
-    assert!(sum.preemptions > 50 && sum.accepted > 500, "{sum:?}");
+    assert!(sum.preemptions > 20 && sum.accepted > 500, "{sum:?}");
 }
 
 /// A window of 512 has wrapped when a short prompt joins, and then one that is a token longer than the window.
