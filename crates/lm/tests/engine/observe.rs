@@ -84,7 +84,7 @@ fn neither_company_nor_a_cache_changes_what_is_told() {
             scored(prompt(90), 1),
             scored(prompt(90), 50),
             scored(prompt(1), 1),
-            scored(prompt(30), 99),
+            scored(prompt(30), 30),
             Request { embedding: Some(Pooling::Mean), ..Request::new(prompt(90), 3) },
             Request { embedding: Some(Pooling::Last), ..scored(prompt(64), 8) },
             Request::new(prompt(80), 20),
