@@ -490,12 +490,15 @@ def idle():
 
 
 def is_idle():
-    """With all these connections, and nothing to do, the server does nothing."""
-    before, begun = cpu_seconds(), time.monotonic()
-    time.sleep(3)
-    share = (cpu_seconds() - before) / (time.monotonic() - begun)
-    print(f"idle: {100 * share:.2f} % of a core")
-    assert share < 0.01
+    """With all these connections, and nothing to do, the server does nothing, once what came before is put away."""
+    for _ in range(3):
+        before, begun = cpu_seconds(), time.monotonic()
+        time.sleep(3)
+        share = (cpu_seconds() - before) / (time.monotonic() - begun)
+        print(f"idle: {100 * share:.2f} % of a core")
+        if share < 0.01:
+            return
+    raise AssertionError("the server is busy with nothing to do")
 
 
 soak()
