@@ -54,7 +54,9 @@ impl Level {
                     && is_x86_feature_detected!("avx512vnni")
             }
             #[cfg(target_arch = "x86_64")]
-            Level::Amx => Level::Avx512.available() && is_x86_feature_detected!("gfni") && amx_permitted(),
+            Level::Amx => {
+                Level::Avx512.available() && is_x86_feature_detected!("avx512vbmi") && amx_permitted()
+            }
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
         }

@@ -103,7 +103,9 @@ pub fn matmul(exec: &Exec, x: &[f32], rows: usize, products: &mut [Product<'_>])
         assert_eq!(x.len(), rows * product.weight.cols(), "matmul: x is not [rows, cols]");
         assert_eq!(product.out.len(), rows * product.weight.rows(), "matmul: out is not [rows, outputs]");
     }
-    if rows == 0 {
+    if x.is_empty() {
+        // No rows, or sums of nothing.
+        products.iter_mut().for_each(|product| product.out.fill(0.0));
         return;
     }
     let mut inputs: Vec<Activations> = Vec::new();

@@ -52,8 +52,8 @@ pub(super) const WORDS: usize = 4;
 
 /// Quantized rows in tiles.
 ///
-/// For each tile of R rows and each 64 inputs: digits `hi[R][64]`, `lo[R][64]`; inputs past the end are zero.
-/// For each tile and step: words `[WORDS][R]`.
+/// For each tile of R rows and each 64 inputs: digits `hi[R][64]`, `lo[R][64]`; for each step: words `[WORDS][R]`.
+/// Inputs past the end, up to a multiple of 64, are zero, and so are the words of their steps.
 pub(super) struct Activations {
     form: Form,
     rows: usize,
@@ -81,12 +81,17 @@ fn padded(rows: usize, tile: usize) -> usize {
     if tile <= 4 { rows.next_power_of_two() } else { rows.next_multiple_of(4) }
 }
 
+/// Bytes of the digits and the words of a row.
+fn row_bytes(cols: usize, form: Form) -> [usize; 2] {
+    let padded = cols.next_multiple_of(STRIDE);
+    [padded * 2, padded / form.step * WORDS * 4]
+}
+
 impl Activations {
     /// Quantizes `rows` rows, 1 or more, in tiles of `tile`: 1, 2, 4 or 16.
     pub(super) fn quantize(exec: &Exec, x: &[f32], rows: usize, tile: usize, form: Form) -> Self {
         let cols = x.len() / rows;
-        let row_digits = cols.next_multiple_of(STRIDE) * 2;
-        let row_words = cols / form.step * WORDS * 4;
+        let [row_digits, row_words] = row_bytes(cols, form);
         let all = rows / tile * tile + padded(rows % tile, tile).min(tile);
         let mut digits = take(all * row_digits);
         let mut words = take(all * row_words);
@@ -138,8 +143,7 @@ impl Activations {
         let first = index * self.tile;
         let rows = self.tile.min(self.rows - first);
         let padded = padded(rows, self.tile);
-        let row_digits = self.cols.next_multiple_of(STRIDE) * 2;
-        let row_words = self.cols / self.form.step * WORDS * 4;
+        let [row_digits, row_words] = row_bytes(self.cols, self.form);
         Tile {
             first,
             rows,
@@ -221,6 +225,7 @@ pub(super) fn quantize_tile(form: Form, x: &[f32], digits: &mut [u8], words: &mu
     } else if !cols.is_multiple_of(STRIDE) {
         let last = digits.len() - rows * 2 * STRIDE;
         digits[last..].fill(0);
+        words[cols / form.step * WORDS * rows * 4..].fill(0);
     }
     for (row, x) in x.chunks_exact(cols).enumerate() {
         let mut out = Row { form, digits: &mut *digits, words: &mut *words, row, rows };

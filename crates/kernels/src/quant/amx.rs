@@ -22,7 +22,7 @@ use std::ops::Range;
 const PANEL_INPUTS: usize = 640;
 
 /// The same times the rows where weights rest nowhere.
-const RING_DIGITS: usize = 16384;
+const RING_DIGITS: usize = 8192;
 
 /// Rows of a tile.
 pub(super) const ROWS: usize = 16;
@@ -47,10 +47,9 @@ impl Blocking {
     /// cache; with many it fills the second.
     fn of(input: &Activations, layout: &Layout) -> Self {
         match input.rows() {
-            rows @ 1..=ROWS
-                if layout.kind == Kind::Plain && plain::filling(layout, input.tile(0).padded).is_some() =>
-            {
-                Self { blocks: 32, tiles: 1, inputs: RING_DIGITS / rows, ring: true }
+            rows @ 1..=32 if (0..input.tiles()).all(|tile| plain::fills(layout, input.tile(tile).padded)) => {
+                let blocks = if rows > ROWS { 16 } else { 32 };
+                Self { blocks, tiles: 2, inputs: RING_DIGITS / rows.min(ROWS), ring: true }
             }
             0..=32 => Self { blocks: 1, tiles: 2, inputs: PANEL_INPUTS, ring: false },
             _ => Self { blocks: 32, tiles: 16, inputs: PANEL_INPUTS, ring: false },
@@ -101,15 +100,16 @@ pub(super) unsafe fn matmul(weight: &QuantMatrix, input: &Activations, blocks: B
             let panels = weight.cols().div_ceil(blocking.inputs).max(1);
             // Panels of equal size, since a short one costs nearly as much; they begin with a unit.
             let units = weight.units().div_ceil(panels);
-            let steps = weight.cols() / layout.step;
-            (steps, units * (layout.unit / layout.step), weights::panel_step(layout.step))
+            let steps_a_unit = layout.unit / layout.step;
+            (weight.units() * steps_a_unit, units * steps_a_unit, weights::panel_step(layout.step))
         }
         Kind::Super => (weight.units(), 1, super_blocks::PANEL_STEP),
     };
     SCRATCH.with_borrow_mut(|[panel, sums]| {
         let tile_sums = blocking.blocks * ROWS * LANES;
         let slots = if blocking.ring { weights::RING } else { blocking.blocks * per_panel };
-        reserve(panel, slots * step_bytes);
+        // And what a kernel multiplies beyond the last step.
+        reserve(panel, (slots + 2) * step_bytes);
         reserve(sums, blocking.tiles * tile_sums * 4);
         let (panel, sums) = (panel.as_mut_ptr(), sums.as_mut_ptr().cast::<f32>());
         let mut shape = 0;

@@ -2,7 +2,7 @@
 
 use super::super::activations::{STRIDE, WORDS, Word};
 use super::super::code;
-use super::super::format::{LANES, Layout};
+use super::super::format::{Kind, LANES, Layout};
 use super::weights::{Expanded, Expander, LEAD, Slots, Weights};
 use super::{Pass, tile};
 use std::arch::asm;
@@ -43,29 +43,35 @@ fn narrow(layout: &Layout) -> bool {
     layout.largest_value() * 127 * layout.step as i32 <= i32::from(i16::MAX)
 }
 
+/// Whether there is a kernel that fills the panel itself.
+pub(super) fn fills(layout: &Layout, padded: usize) -> bool {
+    layout.kind == Kind::Plain && filling(layout, padded).is_some()
+}
+
 /// The kernel that fills the panel, a ring, as it goes; for the usual formats.
-pub(super) fn filling<'a>(layout: &Layout, padded: usize) -> Option<Kernel<'a>> {
+fn filling<'a>(layout: &Layout, padded: usize) -> Option<Kernel<'a>> {
     fn of<'a, const NARROW: bool, const CODE: u8, const STEP: usize>(
         affine: bool,
         padded: usize,
-    ) -> Option<Kernel<'a>> {
-        Some(match (padded, affine) {
-            (8, false) => kernel::<8, false, NARROW, Expander<'_, CODE, STEP>>,
-            (8, true) => kernel::<8, true, NARROW, Expander<'_, CODE, STEP>>,
-            (12, false) => kernel::<12, false, NARROW, Expander<'_, CODE, STEP>>,
-            (12, true) => kernel::<12, true, NARROW, Expander<'_, CODE, STEP>>,
-            (16, false) => kernel::<16, false, NARROW, Expander<'_, CODE, STEP>>,
-            (16, true) => kernel::<16, true, NARROW, Expander<'_, CODE, STEP>>,
-            _ => return None,
-        })
+    ) -> Kernel<'a> {
+        match (padded, affine) {
+            (4, false) => kernel::<4, false, NARROW, Expander<'_, CODE, STEP, false>>,
+            (4, true) => kernel::<4, true, NARROW, Expander<'_, CODE, STEP, true>>,
+            (8, false) => kernel::<8, false, NARROW, Expander<'_, CODE, STEP, false>>,
+            (8, true) => kernel::<8, true, NARROW, Expander<'_, CODE, STEP, true>>,
+            (12, false) => kernel::<12, false, NARROW, Expander<'_, CODE, STEP, false>>,
+            (12, true) => kernel::<12, true, NARROW, Expander<'_, CODE, STEP, true>>,
+            (_, false) => kernel::<16, false, NARROW, Expander<'_, CODE, STEP, false>>,
+            (_, true) => kernel::<16, true, NARROW, Expander<'_, CODE, STEP, true>>,
+        }
     }
-    match (code::of(layout), layout.step, narrow(layout)) {
+    Some(match (code::of(layout), layout.step, narrow(layout)) {
         (4, 32, true) => of::<true, 4, 32>(layout.affine, padded),
         (4, 64, false) => of::<false, 4, 64>(layout.affine, padded),
         (8, 32, false) => of::<false, 8, 32>(layout.affine, padded),
         (8, 64, false) => of::<false, 8, 64>(layout.affine, padded),
-        _ => None,
-    }
+        _ => return None,
+    })
 }
 
 /// Both digits of so few rows are one tile, the low ones behind the high ones.
@@ -78,11 +84,12 @@ pub(super) const fn stacked(padded: usize) -> bool {
 struct Ring([[i32; 512]; 2]);
 
 /// A pipeline over the steps of all blocks: while the float part of one step runs, the sums of the next are stored
-/// and the products of the one after are issued, spread between the rows.
+/// and the products of the one after are issued, spread between the rows. At the end it multiplies two steps that do
+/// not exist, of memory that does.
 ///
 /// # Safety
 /// As [`run`]; R is the padded number of rows, NARROW is [`narrow`], W fits the layout and the panel's state.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,gfni")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi")]
 unsafe fn kernel<'a, const R: usize, const AFFINE: bool, const NARROW: bool, W: Weights<'a>>(
     pass: &Pass<'a>,
     tile: usize,
@@ -91,11 +98,11 @@ unsafe fn kernel<'a, const R: usize, const AFFINE: bool, const NARROW: bool, W: 
     // SAFETY: the place exists; what is in it is written before it is read.
     let [even, odd] = unsafe { [0, 1].map(|half| (&raw mut (*ring.as_mut_ptr()).0[half]).cast::<i32>()) };
     let (step, slots) = (pass.layout.step, Slots::of(pass));
-    let mut weights = W::of(pass);
     let mut ahead = Ahead::<R>::new(pass, tile);
     let mut slot = slots.first;
     // SAFETY: all steps of the pipeline are in the panel and the tile, by the caller's word.
     unsafe {
+        let mut weights = W::of(pass);
         for _ in 0..3 + LEAD {
             weights.next();
         }
@@ -139,11 +146,10 @@ unsafe fn kernel<'a, const R: usize, const AFFINE: bool, const NARROW: bool, W: 
     }
 }
 
-/// Operands of the step whose products are to be issued next; past the last step no blocks are left.
+/// Operands of the step whose products are to be issued next.
 #[derive(Clone, Copy)]
 struct Ahead<const R: usize> {
-    /// Blocks that have steps to come, and the steps of the first of them.
-    blocks: usize,
+    /// Steps of the block that are still to come.
     left: usize,
     weights: *const u8,
     /// The digits of the step, and of the first one of a block.
@@ -161,8 +167,7 @@ impl<const R: usize> Ahead<R> {
         let input = pass.steps.start * step;
         let first = pass.tiles[tile].digits.as_ptr();
         let first = first.wrapping_add(input / STRIDE * 2 * R * STRIDE + input % STRIDE);
-        let blocks = if steps > 0 { pass.blocks.len() } else { 0 };
-        Self { blocks, left: steps, weights: slots.first, digits: first, first, step, steps, slots }
+        Self { left: steps, weights: slots.first, digits: first, first, step, steps, slots }
     }
 
     #[inline(always)]
@@ -173,38 +178,33 @@ impl<const R: usize> Ahead<R> {
         if self.digits.addr().is_multiple_of(STRIDE) {
             self.digits = self.digits.wrapping_add((2 * R - 1) * STRIDE);
         }
-        self.left = self.left.wrapping_sub(1);
+        self.left -= 1;
         if self.left == 0 {
             (self.digits, self.left) = (self.first, self.steps);
-            self.blocks = self.blocks.saturating_sub(1);
         }
     }
 
     #[inline(always)]
     unsafe fn load_weights(self) {
-        if self.blocks > 0 {
-            // SAFETY: by the caller's word.
-            unsafe { tile::load::<6>(self.weights) };
-        }
+        // SAFETY: by the caller's word.
+        unsafe { tile::load::<6>(self.weights) };
     }
 
     /// The product of the high digits into tile H, or of both digits.
     #[inline(always)]
     unsafe fn high<const H: u8>(self) {
-        if self.blocks > 0 {
-            // SAFETY: by the caller's word.
-            unsafe {
-                tile::load::<4>(self.digits);
-                tile::zero::<H>();
-                tile::multiply::<H, 4, 6, true>();
-            }
+        // SAFETY: by the caller's word.
+        unsafe {
+            tile::load::<4>(self.digits);
+            tile::zero::<H>();
+            tile::multiply::<H, 4, 6, true>();
         }
     }
 
     /// The product of the low digits into tile L.
     #[inline(always)]
     unsafe fn low<const L: u8>(self) {
-        if self.blocks > 0 && !stacked(R) {
+        if !stacked(R) {
             // SAFETY: by the caller's word.
             unsafe {
                 tile::load::<5>(self.digits.add(R * STRIDE));
@@ -252,7 +252,12 @@ unsafe fn advance<
 }
 
 /// The float part of a step for a quarter of the rows.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+///
+/// In assembly and in this order: the compiler would gather it across the tile instructions, for which there are too
+/// few registers. While tiles are in use only one port multiplies vectors of 512 bits (and shifts them, and converts),
+/// which limits this, but another one adds and permutes: so of the sums of digits, which can be had either way, every
+/// other one is, or all are.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 #[inline]
 unsafe fn rows<const R: usize, const QUARTER: usize, const AFFINE: bool, const NARROW: bool>(
     sums: *const i32,
@@ -260,42 +265,108 @@ unsafe fn rows<const R: usize, const QUARTER: usize, const AFFINE: bool, const N
     words: *const f32,
     acc: &mut [__m512; R],
 ) {
+    let first = const { R * QUARTER / 4 };
     // SAFETY: by the caller's word.
     unsafe {
+        let (sums, words) = (sums.add(first * LANES), words.add(first));
         let s = _mm512_load_ps(scales);
         let c = _mm512_load_ps(scales.add(LANES));
-        let quarter = const { R * QUARTER / 4..R * (QUARTER + 1) / 4 };
-        for (row, acc) in quarter.clone().zip(&mut acc[quarter]) {
-            let high = sums.add(row * LANES);
-            let low = sums.add(const { if stacked(R) { R * LANES } else { 256 } } + row * LANES);
-            let low = _mm512_load_si512(low.cast());
-            let sum = if NARROW {
-                add_256(low, high)
-            } else {
-                _mm512_add_epi32(_mm512_slli_epi32::<8>(_mm512_load_si512(high.cast())), low)
-            };
-            let sum = _mm512_cvtepi32_ps(sum);
-            let a = _mm512_set1_ps(*words.add(Word::Scale as usize * R + row));
-            *acc = _mm512_fmadd_ps(_mm512_mul_ps(s, a), sum, *acc);
-            if AFFINE {
-                let a_sum = _mm512_set1_ps(*words.add(Word::Sum as usize * R + row));
-                *acc = _mm512_fmadd_ps(c, a_sum, *acc);
-            }
+        macro_rules! each_row {
+            ($($row:literal)*) => { $(
+                if $row < R / 4 {
+                    let acc = &mut acc[first + $row];
+                    let sum = if NARROW && !AFFINE && $row % 2 == 0 {
+                        sum_by_product::<R, $row>(sums)
+                    } else {
+                        sum_by_shuffle::<R, $row>(sums)
+                    };
+                    add_product::<R, $row>(acc, sum, s, words);
+                    if AFFINE {
+                        add_bias::<R, $row>(acc, c, words);
+                    }
+                }
+            )* };
         }
+        each_row!(0 1 2 3);
     }
 }
 
-/// low + 256·high for lanes of `high` whose lower half is all of them. The intrinsic would become two operations.
+/// Bytes from a row's sums of high digits to those of low ones.
+const fn low(rows: usize) -> usize {
+    if stacked(rows) { rows * 64 } else { 1024 }
+}
+
+/// low + 256·high of a row, for a `high` whose lower half is all of it. The intrinsic would become two operations.
 ///
 /// # Safety
-/// `high` has 16 values, aligned.
+/// `sums` are those of R rows, ROW is one of them.
 #[target_feature(enable = "avx512f,avx512vnni")]
 #[inline]
-unsafe fn add_256(mut low: __m512i, high: *const i32) -> __m512i {
-    // SAFETY: reads what the caller says; the function's features have the instruction.
+unsafe fn sum_by_product<const R: usize, const ROW: usize>(sums: *const i32) -> __m512i {
+    let sum;
+    // SAFETY: reads what the caller says; the function's features have the instructions.
     unsafe {
-        asm!("vpdpwssd {low}, {by}, [{high}]", low = inout(zmm_reg) low, high = in(reg) high,
-            by = in(zmm_reg) _mm512_set1_epi32(256), options(pure, readonly, nostack, preserves_flags));
+        asm!("vmovdqa64 {sum}, [{sums} + {low}]", "vpdpwssd {sum}, {by}, [{sums} + {high}]",
+            sum = out(zmm_reg) sum, sums = in(reg) sums, by = in(zmm_reg) _mm512_set1_epi32(256),
+            high = const ROW * 64, low = const ROW * 64 + low(R), options(readonly, nostack, preserves_flags));
     }
-    low
+    sum
+}
+
+/// low + 256·high of a row.
+///
+/// # Safety
+/// As [`sum_by_product`].
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+unsafe fn sum_by_shuffle<const R: usize, const ROW: usize>(sums: *const i32) -> __m512i {
+    let up = _mm_set_epi8(14, 13, 12, -1, 10, 9, 8, -1, 6, 5, 4, -1, 2, 1, 0, -1);
+    let sum;
+    // SAFETY: as above.
+    unsafe {
+        asm!("vmovdqa64 {sum}, [{sums} + {high}]", "vpshufb {sum}, {sum}, {up}",
+            "vpaddd {sum}, {sum}, [{sums} + {low}]",
+            sum = out(zmm_reg) sum, sums = in(reg) sums, up = in(zmm_reg) _mm512_broadcast_i32x4(up),
+            high = const ROW * 64, low = const ROW * 64 + low(R), options(readonly, nostack, preserves_flags));
+    }
+    sum
+}
+
+/// acc += (s·a)·sum.
+///
+/// # Safety
+/// `words` are those of R rows, ROW is one of them.
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn add_product<const R: usize, const ROW: usize>(
+    acc: &mut __m512,
+    sum: __m512i,
+    s: __m512,
+    words: *const f32,
+) {
+    // Named, since what has no name may get a register that these instructions do not take.
+    let (mut _float, mut _product): (__m512i, __m512);
+    // SAFETY: as above.
+    unsafe {
+        asm!("vcvtdq2ps {sum}, {sum}", "vmulps {product}, {s}, dword ptr [{words} + {a}]{{1to16}}",
+            "vfmadd231ps {acc}, {product}, {sum}",
+            acc = inout(zmm_reg) *acc, sum = inout(zmm_reg) sum => _float, product = out(zmm_reg) _product,
+            s = in(zmm_reg) s, words = in(reg) words, a = const (Word::Scale as usize * R + ROW) * 4,
+            options(readonly, nostack, preserves_flags));
+    }
+}
+
+/// acc += c·(the sum of a row's inputs).
+///
+/// # Safety
+/// As [`add_product`].
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn add_bias<const R: usize, const ROW: usize>(acc: &mut __m512, c: __m512, words: *const f32) {
+    // SAFETY: as above.
+    unsafe {
+        asm!("vfmadd231ps {acc}, {c}, dword ptr [{words} + {sum}]{{1to16}}",
+            acc = inout(zmm_reg) *acc, c = in(zmm_reg) c, words = in(reg) words,
+            sum = const (Word::Sum as usize * R + ROW) * 4, options(readonly, nostack, preserves_flags));
+    }
 }

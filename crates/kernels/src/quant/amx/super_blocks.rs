@@ -149,13 +149,12 @@ unsafe fn kernel<const R: usize, const MINS: usize>(pass: &Pass<'_>) {
     // SAFETY: the places exist; what is in them is written before it is read.
     let [mut sums, mut next] =
         unsafe { [0, 1].map(|half| (&raw mut (*places.as_mut_ptr())[half].0).cast::<i32>()) };
-    let blocks = if pass.steps.is_empty() { 0 } else { pass.blocks.len() };
     let first_input = pass.steps.start * SUPER;
     // What a block and tile left to its float part, which runs between the products of the next.
     let mut left: Option<(usize, usize)> = None;
     // SAFETY: the panel has these blocks, by the caller's word.
     unsafe {
-        for block in 0..blocks {
+        for block in 0..pass.blocks.len() {
             let weights = pass.panel.add(block * PANEL_STEP);
             for (t, tile) in pass.tiles.iter().enumerate() {
                 let digits = tile.digits.as_ptr().add(first_input / STRIDE * 2 * R * STRIDE);
