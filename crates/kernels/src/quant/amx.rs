@@ -30,6 +30,11 @@ pub(super) const ROWS: usize = 16;
 /// The smallest number of rows that is faster here than with VNNI, for weights that come from memory.
 pub(super) const MIN_ROWS: usize = 5;
 
+/// Both digits of so few rows are one tile, the low ones behind the high ones.
+const fn stacked(padded: usize) -> bool {
+    padded <= 8
+}
+
 /// How much is done with one panel.
 struct Blocking {
     /// Blocks of 16 outputs in a panel.
@@ -47,7 +52,7 @@ impl Blocking {
     /// cache; with many it fills the second.
     fn of(input: &Activations, layout: &Layout) -> Self {
         match input.rows() {
-            rows @ 1..=32 if (0..input.tiles()).all(|tile| plain::fills(layout, input.tile(tile).padded)) => {
+            rows @ 1..=32 if layout.kind == Kind::Plain && plain::fills(layout) => {
                 let blocks = if rows > ROWS { 16 } else { 32 };
                 Self { blocks, tiles: 2, inputs: RING_DIGITS / rows.min(ROWS), ring: true }
             }
@@ -128,13 +133,11 @@ pub(super) unsafe fn matmul(weight: &QuantMatrix, input: &Activations, blocks: B
                         for tiles in equal_pairs(&tiles) {
                             if tiles[0].padded != shape {
                                 shape = tiles[0].padded;
-                                match layout.kind {
-                                    Kind::Plain => tile::configure(
-                                        shape << u32::from(plain::stacked(shape)),
-                                        layout.step,
-                                    ),
-                                    Kind::Super => tile::configure(shape, 64),
-                                }
+                                let rows = shape << u32::from(stacked(shape));
+                                tile::configure(
+                                    rows,
+                                    if layout.kind == Kind::Plain { layout.step } else { 64 },
+                                );
                             }
                             let pass = Pass {
                                 weight,

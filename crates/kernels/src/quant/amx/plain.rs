@@ -2,9 +2,9 @@
 
 use super::super::activations::{STRIDE, WORDS, Word};
 use super::super::code;
-use super::super::format::{Kind, LANES, Layout};
+use super::super::format::{LANES, Layout};
 use super::weights::{Expanded, Expander, LEAD, Slots, Weights};
-use super::{Pass, tile};
+use super::{Pass, stacked, tile};
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -43,9 +43,9 @@ fn narrow(layout: &Layout) -> bool {
     layout.largest_value() * 127 * layout.step as i32 <= i32::from(i16::MAX)
 }
 
-/// Whether there is a kernel that fills the panel itself.
-pub(super) fn fills(layout: &Layout, padded: usize) -> bool {
-    layout.kind == Kind::Plain && filling(layout, padded).is_some()
+/// Whether there are kernels that fill the panel themselves.
+pub(super) fn fills(layout: &Layout) -> bool {
+    filling(layout, super::ROWS).is_some()
 }
 
 /// The kernel that fills the panel, a ring, as it goes; for the usual formats.
@@ -72,11 +72,6 @@ fn filling<'a>(layout: &Layout, padded: usize) -> Option<Kernel<'a>> {
         (8, 64, false) => of::<false, 8, 64>(layout.affine, padded),
         _ => return None,
     })
-}
-
-/// Both digits of so few rows are one tile, the low ones behind the high ones.
-pub(super) const fn stacked(padded: usize) -> bool {
-    padded <= 8
 }
 
 /// Sums of two steps, each of high and low digits, [row][16].

@@ -2,11 +2,11 @@
 //! run over all 256 inputs with full tiles and the float part is needed once.
 
 use super::super::activations::{STRIDE, WORDS, Word};
-use super::super::avx512::{bytes, decode, fetch_ahead, finish_super, min_pairs, signed_bytes};
+use super::super::avx512::{bytes, decode, fetch_ahead, finish_super, halves, min_pairs, signed_bytes};
 use super::super::code;
-use super::super::format::{CHUNK, LANES, SUPER};
+use super::super::format::{CHUNK, LANES, Layout, SUPER};
 use super::super::{Blocks, QuantMatrix};
-use super::{Pass, tile};
+use super::{Pass, stacked, tile};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -37,27 +37,28 @@ pub(super) unsafe fn expand(weight: &QuantMatrix, blocks: Blocks, unit: usize, p
     };
     for (i, block) in blocks.enumerate() {
         // SAFETY: by the caller's word.
-        unsafe { expand(weight, weight.unit(block, unit).as_ptr(), panel.add(i * PANEL_STEP)) };
+        unsafe { expand(layout, weight.unit(block, unit), panel.add(i * PANEL_STEP)) };
     }
 }
 
 /// # Safety
 /// As [`expand`], for one packed super-block.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn expand_unit<const CODE: u8>(weight: &QuantMatrix, packed: *const u8, to: *mut u8) {
-    let layout = weight.layout();
+unsafe fn expand_unit<const CODE: u8>(layout: &Layout, packed: &[u8], to: *mut u8) {
     let affine = const { code::mins(CODE) };
-    let halves = const { code::groups_a_chunk(CODE) };
-    fetch_ahead(packed, layout.block);
+    let groups = const { code::groups_a_chunk(CODE) };
+    let packed = packed.as_ptr();
     // SAFETY: everything lies where the layout says, the panel has room.
     unsafe {
         for chunk in 0..SUPER / CHUNK {
+            let part = layout.block / (SUPER / CHUNK);
+            fetch_ahead(packed.add(chunk * part), part);
             let codes = decode::<CODE>(packed.add(chunk * const { 64 * code::bits(CODE) }));
-            for half in 0..halves {
-                let sub = packed.add(layout.scales_at + (chunk * halves + half) * LANES);
+            for half in 0..groups {
+                let sub = packed.add(layout.scales_at + (chunk * groups + half) * LANES);
                 let sc = if affine { bytes(sub) } else { signed_bytes(sub) };
                 let sc = _mm512_or_si512(_mm512_slli_epi32::<16>(sc), _mm512_and_si512(sc, low_half()));
-                let quads = CHUNK / 4 / halves;
+                let quads = CHUNK / 4 / groups;
                 for (quad, code) in codes.iter().enumerate().skip(half * quads).take(quads) {
                     let (upper, lower) = if affine {
                         unsigned_digits(*code, sc)
@@ -71,14 +72,14 @@ unsafe fn expand_unit<const CODE: u8>(weight: &QuantMatrix, packed: *const u8, t
                 }
             }
         }
-        let floats = to.add(TILES).cast::<f32>();
+        let floats = to.add(TILES);
         let d = packed.add(layout.d_at);
-        _mm512_store_ps(floats, super::super::avx512::halves(d));
+        _mm512_store_ps(floats.cast(), halves(d));
         if affine {
-            _mm512_store_ps(floats.add(LANES), super::super::avx512::halves(d.add(2 * LANES)));
+            _mm512_store_ps(floats.add(64).cast(), halves(d.add(2 * LANES)));
             for group in 0..SUPER / layout.group {
                 let m = min_pairs(bytes(packed.add(layout.biases_at + group * LANES)));
-                _mm512_store_si512(to.add(TILES + 128 + group * 64).cast(), m);
+                _mm512_store_si512(floats.add(128 + group * 64).cast(), m);
             }
         }
     }
@@ -141,6 +142,8 @@ pub(super) unsafe fn run(pass: &Pass<'_>) {
 #[repr(align(64))]
 struct Sums([[i32; 256]; 4]);
 
+/// A pipeline over all blocks and tiles: between the products of one runs the float part of the one before.
+///
 /// # Safety
 /// As [`run`]; R is the padded number of rows, MINS the number of groups with mins.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
@@ -150,7 +153,7 @@ unsafe fn kernel<const R: usize, const MINS: usize>(pass: &Pass<'_>) {
     let [mut sums, mut next] =
         unsafe { [0, 1].map(|half| (&raw mut (*places.as_mut_ptr())[half].0).cast::<i32>()) };
     let first_input = pass.steps.start * SUPER;
-    // What a block and tile left to its float part, which runs between the products of the next.
+    // What a block and tile left to its float part.
     let mut left: Option<(usize, usize)> = None;
     // SAFETY: the panel has these blocks, by the caller's word.
     unsafe {
@@ -158,20 +161,14 @@ unsafe fn kernel<const R: usize, const MINS: usize>(pass: &Pass<'_>) {
             let weights = pass.panel.add(block * PANEL_STEP);
             for (t, tile) in pass.tiles.iter().enumerate() {
                 let digits = tile.digits.as_ptr().add(first_input / STRIDE * 2 * R * STRIDE);
-                tile::zero::<0>();
-                tile::zero::<1>();
-                tile::zero::<2>();
-                tile::zero::<3>();
+                zero::<R>();
                 for quarter in 0..4 {
                     multiply::<R, MINS>(digits.add(quarter * 2 * R * STRIDE), weights.add(quarter * 2048));
                     if let Some((tile, block)) = left {
                         float::<R, MINS>(pass, tile, block, R * quarter / 4..R * (quarter + 1) / 4, sums);
                     }
                 }
-                tile::store::<0>(next);
-                tile::store::<1>(next.add(256));
-                tile::store::<2>(next.add(512));
-                tile::store::<3>(next.add(768));
+                store::<R>(next);
                 left = Some((t, block));
                 std::mem::swap(&mut sums, &mut next);
             }
@@ -189,18 +186,47 @@ unsafe fn multiply<const R: usize, const MINS: usize>(digits: *const u8, weights
     unsafe {
         tile::load::<6>(weights);
         tile::load::<4>(digits);
-        tile::load::<5>(digits.add(R * STRIDE));
-        tile::load::<7>(weights.add(1024));
         if MINS > 0 {
             tile::multiply::<0, 4, 6, false>();
-            tile::multiply::<1, 5, 6, false>();
-            tile::multiply::<2, 4, 7, false>();
-            tile::multiply::<3, 5, 7, false>();
         } else {
             tile::multiply::<0, 4, 6, true>();
-            tile::multiply::<1, 5, 6, true>();
-            tile::multiply::<2, 4, 7, false>();
+        }
+        tile::load::<7>(weights.add(1024));
+        tile::multiply::<2, 4, 7, false>();
+        if !stacked(R) {
+            tile::load::<5>(digits.add(R * STRIDE));
+            if MINS > 0 {
+                tile::multiply::<1, 5, 6, false>();
+            } else {
+                tile::multiply::<1, 5, 6, true>();
+            }
             tile::multiply::<3, 5, 7, false>();
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn zero<const R: usize>() {
+    // SAFETY: by the caller's word.
+    unsafe {
+        tile::zero::<0>();
+        tile::zero::<2>();
+        if !stacked(R) {
+            tile::zero::<1>();
+            tile::zero::<3>();
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn store<const R: usize>(sums: *mut i32) {
+    // SAFETY: by the caller's word.
+    unsafe {
+        tile::store::<0>(sums);
+        tile::store::<2>(sums.add(512));
+        if !stacked(R) {
+            tile::store::<1>(sums.add(256));
+            tile::store::<3>(sums.add(768));
         }
     }
 }
@@ -218,6 +244,7 @@ unsafe fn float<const R: usize, const MINS: usize>(
     rows: Range<usize>,
     sums: *const i32,
 ) {
+    let low = const { if stacked(R) { R * LANES } else { 256 } };
     let step = pass.steps.start * SUPER / pass.layout.step;
     let words = pass.tiles[tile].words.as_ptr().wrapping_add(step * WORDS * R * 4);
     // SAFETY: by the caller's word.
@@ -226,7 +253,7 @@ unsafe fn float<const R: usize, const MINS: usize>(
         let d = [_mm512_load_ps(floats.cast()), _mm512_load_ps(floats.add(64).cast())];
         for row in rows {
             let [uh, ul, lh, ll] =
-                [0, 1, 2, 3].map(|i| _mm512_load_si512(sums.add(i * 256 + row * LANES).cast()));
+                [0, low, 512, 512 + low].map(|at| _mm512_load_si512(sums.add(at + row * LANES).cast()));
             let (uh, ul) = if MINS > 0 {
                 (_mm512_slli_epi32::<{ shift(true) }>(uh), _mm512_slli_epi32::<{ shift(true) }>(ul))
             } else {
