@@ -13,10 +13,12 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 STOP_SECONDS = 60
 
 
-def built():
-    """The program, built for release."""
-    subprocess.run(["cargo", "build", "--release", "--locked", "-p", "lmx-cli"], cwd=REPOSITORY, check=True)
-    return Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target")) / "release" / "lmx"
+def built(example=None):
+    """The program, or an example of the library, built for release."""
+    what = ["-p", "lmx", "--example", example] if example else ["-p", "lmx-cli"]
+    subprocess.run(["cargo", "build", "--release", "--locked", *what], cwd=REPOSITORY, check=True)
+    target = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target")) / "release"
+    return target / "examples" / example if example else target / "lmx"
 
 
 @contextlib.contextmanager
