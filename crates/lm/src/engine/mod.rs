@@ -8,6 +8,7 @@
 mod active;
 mod batch;
 mod choices;
+mod deliver;
 mod draft;
 mod event;
 mod generation;
@@ -37,7 +38,6 @@ use crate::prompt_cache::{Identity, PromptCache, PromptCacheError, PromptCacheFi
 use crate::text::{EosSet, Tokenizer};
 use active::Active;
 use draft::Draft;
-use lmx_tensor::Tensor;
 use lmx_tensor::kernels::attention::KvType;
 use root::root;
 use schedule::Planned;
@@ -424,59 +424,6 @@ impl Engine {
                     updates.push((active.id, Update::Failed(error)));
                 }
             }
-        }
-    }
-
-    fn deliver(&mut self, plan: &[Planned], logits: Option<Tensor>, updates: &mut Vec<(RequestId, Update)>) {
-        let mut logits = logits;
-        let width = logits.as_ref().map_or(1, Tensor::cols);
-        let mut rows = logits.as_mut().map_or(&mut [][..], Tensor::data_mut).chunks_exact_mut(width);
-        for planned in plan {
-            // Right guesses need the commit of what was drawn, everything else can be committed before.
-            if planned.guesses.is_empty() {
-                self.commit(planned, planned.count, updates);
-            }
-            let active = &mut self.running[planned.index];
-            let (exec, held) = (self.model.device().exec(), self.kv.len(active.sequence()));
-            let mut right = 0;
-            let mut rows = rows.by_ref().take(planned.rows.len());
-            loop {
-                let guess = planned.guesses.get(right).copied();
-                let update = active.advance(exec, rows.next(), held, &self.eos, guess);
-                updates.extend(update.map(|update| (active.id, update)));
-                // Only after the token that was guessed are the logits those of the reply.
-                if active.finished() || guess.is_none() || guess != active.last_token() {
-                    break;
-                }
-                right += 1;
-            }
-            rows.for_each(drop);
-            if !planned.guesses.is_empty() {
-                active.learn(planned.guesses.len(), right);
-                let sequence = active.sequence();
-                self.commit(planned, planned.count - planned.guesses.len() + right, updates);
-                // The room of wrong guesses may be another's.
-                self.kv.release_reserved(sequence);
-            }
-        }
-    }
-
-    /// Counts `tokens` of a planned step as held.
-    fn commit(&mut self, planned: &Planned, tokens: usize, updates: &mut Vec<(RequestId, Update)>) {
-        let active = &mut self.running[planned.index];
-        let held = self.kv.len(active.sequence()) + tokens;
-        // The sequence is known and its blocks were reserved, so the commit cannot fail.
-        let committed = match active.prefix(held) {
-            Some(entry) => self.kv.commit_prefix(active.sequence(), tokens, &entry),
-            None => self.kv.commit(active.sequence(), tokens),
-        };
-        debug_assert!(committed.is_ok(), "{committed:?}");
-        active.watch.note_progress(self.clock.now());
-        let quantized = self.kv.quant(active.sequence()).and(self.options.kv_quantization);
-        active.stats.kv_quantized_from = quantized.map(KvQuantization::start);
-        if !active.generating() {
-            let total = active.prompt_total();
-            updates.push((active.id, Update::Prefill { done: held.min(total), total }));
         }
     }
 }
