@@ -30,7 +30,7 @@ pub use random::{Key, KeyStream, fold_seed, random_seed};
 pub use reasoning_budget::ReasoningBudget;
 pub use sampler::BuiltinSampler;
 
-/// Chooses the next token.
+/// Chooses the next token. An engine may call it from a different thread at each position.
 pub trait Sampler: Send {
     /// Picks a token id, an index into `logprobs`.
     ///
@@ -46,7 +46,7 @@ impl<F: FnMut(&[f32], Key) -> u32 + Send> Sampler for F {
     }
 }
 
-/// Changes logits before they are normalised.
+/// Changes logits before they are normalised. An engine may call it from a different thread at each position.
 pub trait LogitsProcessor: Send {
     /// Changes `logits` (one per token of the vocabulary) for the token that follows `history`: the prompt's tokens,
     /// then the generated ones.
