@@ -2,8 +2,8 @@
 //!
 //!     cargo run --release --example streams -- MODEL --threads 2
 //!
-//! Each line of standard input, `STREAMS TOKENS`, is answered by `done` once that many greedy replies of that length have
-//! been generated, to prompts as `bench/server` sends them.
+//! Each line of standard input, `TOKENS PROMPT PROMPT...`, is answered by `done` once a greedy reply of that many tokens
+//! to each prompt, token ids with commas between them, has been generated, all at once.
 
 use lmx::engine::{Engine, EngineOptions, Request, Update};
 use lmx::{Device, Isa, LoadOptions};
@@ -23,16 +23,16 @@ fn main() -> Result<(), Error> {
     let mut engine = Engine::new(loaded.model, loaded.tokenizer, loaded.eos, EngineOptions::default())?;
     for line in std::io::stdin().lock().lines() {
         let line = line?;
-        let (streams, tokens) = line.split_once(' ').ok_or("a line is STREAMS TOKENS")?;
-        run(&mut engine, streams.parse()?, tokens.parse()?)?;
+        let (tokens, prompts) = line.split_once(' ').ok_or("a line is TOKENS PROMPT PROMPT...")?;
+        run(&mut engine, tokens.parse()?, prompts)?;
         println!("done");
     }
     Ok(())
 }
 
-fn run(engine: &mut Engine, streams: usize, tokens: usize) -> Result<(), Error> {
-    for stream in 0..streams {
-        let prompt = (0..16).map(|index| (40 + (7 * stream + 3 * index) % 200) as u32).collect();
+fn run(engine: &mut Engine, tokens: usize, prompts: &str) -> Result<(), Error> {
+    for prompt in prompts.split(' ') {
+        let prompt = prompt.split(',').map(str::parse).collect::<Result<Vec<u32>, _>>()?;
         engine.submit(Request { ignore_eos: true, ..Request::new(prompt, tokens) })?;
     }
     while !engine.is_idle() {

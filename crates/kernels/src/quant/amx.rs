@@ -27,6 +27,9 @@ const RING_DIGITS: usize = 8192;
 /// Rows of a tile.
 pub(super) const ROWS: usize = 16;
 
+/// Rows of the one or two tiles for which weights are not kept.
+const FEW_ROWS: usize = 2 * ROWS;
+
 /// The smallest number of rows that is faster here than with VNNI, for weights that come from memory.
 pub(super) const MIN_ROWS: usize = 5;
 
@@ -48,15 +51,16 @@ struct Blocking {
 }
 
 impl Blocking {
-    /// Weights that only one tile needs rest nowhere. With few rows a panel is used at once, while it is in the first
-    /// cache; with many it fills the second.
+    /// Weights of the usual formats rest nowhere where one or two tiles need them: the second takes them from the second
+    /// cache, packed. Others are used at once with so few rows, while their panel is in the first cache; with many rows it
+    /// fills the second.
     fn of(input: &Activations, layout: &Layout) -> Self {
         match input.rows() {
-            rows @ 1..=32 if layout.kind == Kind::Plain && plain::fills(layout) => {
+            rows @ 1..=FEW_ROWS if layout.kind == Kind::Plain && plain::fills(layout) => {
                 let blocks = if rows > ROWS { 16 } else { 32 };
                 Self { blocks, tiles: 2, inputs: RING_DIGITS / rows.min(ROWS), ring: true }
             }
-            0..=32 => Self { blocks: 1, tiles: 2, inputs: PANEL_INPUTS, ring: false },
+            0..=FEW_ROWS => Self { blocks: 1, tiles: 2, inputs: PANEL_INPUTS, ring: false },
             _ => Self { blocks: 32, tiles: 16, inputs: PANEL_INPUTS, ring: false },
         }
     }
