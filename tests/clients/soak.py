@@ -461,9 +461,12 @@ class Nuisance(threading.Thread):
         self.join()
         if self.failure:
             raise self.failure
+        until("silent connections", self.all_open)
+
+    def all_open(self):
+        """Whether the server holds all of them, once those have been opened anew that it has ended in the meantime."""
         self.renew()
-        if args.pid:
-            until("silent connections", lambda: len(os.listdir(f"/proc/{args.pid}/fd")) > args.idle)
+        return not args.pid or len(os.listdir(f"/proc/{args.pid}/fd")) > args.idle
 
     def close(self):
         for connection, _ in self.connections.values():
