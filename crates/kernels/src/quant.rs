@@ -134,11 +134,15 @@ fn task_blocks(weight: &QuantMatrix, bytes: usize, threads: usize) -> usize {
     const TASKS_A_THREAD: usize = 8;
     const MIN_BYTES: usize = 32 << 10;
     const MAX_BLOCKS: usize = 32;
+    /// What kernels compute at once.
+    const EVEN: usize = 2;
     if threads == 1 {
         return weight.blocks().max(1);
     }
     let block_bytes = weight.bytes() / weight.blocks().max(1);
-    ((bytes / (threads * TASKS_A_THREAD)).max(MIN_BYTES) / block_bytes.max(1)).clamp(1, MAX_BLOCKS)
+    ((bytes / (threads * TASKS_A_THREAD)).max(MIN_BYTES) / block_bytes.max(1))
+        .clamp(1, MAX_BLOCKS)
+        .next_multiple_of(EVEN)
 }
 
 /// Rows of a tile of the input, as the kernels of the level like them.

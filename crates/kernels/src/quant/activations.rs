@@ -135,6 +135,11 @@ impl Activations {
         self.tile
     }
 
+    /// Bytes of the digits and words of such a tile.
+    pub(super) fn tile_bytes(&self) -> usize {
+        self.tile * row_bytes(self.cols, self.form).iter().sum::<usize>()
+    }
+
     pub(super) fn tiles(&self) -> usize {
         self.rows.div_ceil(self.tile)
     }

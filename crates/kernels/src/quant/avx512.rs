@@ -8,6 +8,7 @@ use super::code;
 use super::format::{CHUNK, Kind, LANES, Layout, ScaleCode, planes};
 use super::scalar::E2M1;
 use super::{Blocks, Out, QuantMatrix};
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 /// How far ahead of the reading packed weights are fetched, in bytes. Into the second cache: the first one's few
@@ -20,18 +21,30 @@ pub(super) fn quantize_tile(form: Form, x: &[f32], digits: &mut [u8], words: &mu
     super::activations::quantize_tile(form, x, digits, words, rows);
 }
 
-type Kernel = unsafe fn(&QuantMatrix, &Tile<'_>, usize, Out);
+type Kernel = unsafe fn(&QuantMatrix, &Tile<'_>, [usize; BLOCKS], Out);
+
+/// Blocks of outputs that a kernel computes at once. A digit is broadcast for both: on some processors a product that
+/// broadcasts its own operand from memory takes the time of three.
+pub(super) const BLOCKS: usize = 2;
+
+/// Bytes of digits and words of the tiles that pass over some blocks before the next tiles do: they stay in the second cache.
+const PASS: usize = 512 << 10;
 
 /// All rows of the result for the given blocks of outputs. The tiles have 1, 2 or 4 rows.
 ///
 /// # Safety
 /// The CPU has AVX-512 F, BW, VL, DQ and VNNI; the blocks exist and belong to this thread.
 pub(super) unsafe fn matmul(weight: &QuantMatrix, input: &Activations, blocks: Blocks, out: Out) {
-    for block in blocks {
-        for tile in (0..input.tiles()).map(|t| input.tile(t)) {
-            let kernel = kernel(weight.layout(), tile.padded);
-            // SAFETY: the caller vouches for the CPU and the block; the kernel is the one of this layout and tile.
-            unsafe { kernel(weight, &tile, block, out) };
+    let tiles_a_pass = (PASS / input.tile_bytes().max(1)).max(1);
+    for first in (0..input.tiles()).step_by(tiles_a_pass) {
+        for block in blocks.clone().step_by(BLOCKS) {
+            // The last one twice where there is no other.
+            let pair = std::array::from_fn(|i| (block + i).min(blocks.end - 1));
+            for tile in (first..input.tiles().min(first + tiles_a_pass)).map(|t| input.tile(t)) {
+                let kernel = kernel(weight.layout(), tile.padded);
+                // SAFETY: the caller vouches for the CPU and the blocks; the kernel is the one of this layout and tile.
+                unsafe { kernel(weight, &tile, pair, out) };
+            }
         }
     }
 }
@@ -74,38 +87,47 @@ fn kernel(layout: &Layout, rows: usize) -> Kernel {
     }
 }
 
-/// The eight vectors of codes of a packed chunk of 32 inputs.
+/// Vector `j` of the eight vectors of codes of a packed chunk of 32 inputs: inputs 4j.. of each lane's output.
 ///
 /// # Safety
 /// `packed` has the chunk's 64 bytes a bit.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 #[inline]
-pub(super) unsafe fn decode<const CODE: u8>(packed: *const u8) -> [__m512i; CHUNK / 4] {
-    let mut codes = [_mm512_setzero_si512(); CHUNK / 4];
+unsafe fn codes<const CODE: u8>(packed: *const u8, j: usize) -> __m512i {
+    let mut codes = _mm512_setzero_si512();
     let (mut at, mut low) = (0, 0);
     for &width in const { planes(code::bits(CODE)) } {
         let (mask, per_vector) = (_mm512_set1_epi8((((1u32 << width) - 1) << low) as i8), 8 / width);
-        for (j, code) in codes.iter_mut().enumerate() {
-            let shift = (j % per_vector * width) as i64 - low as i64;
-            // SAFETY: the planes of a chunk take 64 bytes a bit.
-            let plane = unsafe { _mm512_loadu_si512(packed.add(at + j / per_vector * 64).cast()) };
-            let moved = if shift >= 0 {
-                _mm512_srl_epi16(plane, _mm_cvtsi64_si128(shift))
-            } else {
-                _mm512_sll_epi16(plane, _mm_cvtsi64_si128(-shift))
-            };
-            *code = if width == 8 { plane } else { _mm512_or_si512(*code, _mm512_and_si512(moved, mask)) };
-        }
+        let shift = (j % per_vector * width) as i64 - low as i64;
+        // SAFETY: the planes of a chunk take 64 bytes a bit.
+        let plane = unsafe { _mm512_loadu_si512(packed.add(at + j / per_vector * 64).cast()) };
+        let moved = if shift >= 0 {
+            _mm512_srl_epi16(plane, _mm_cvtsi64_si128(shift))
+        } else {
+            _mm512_sll_epi16(plane, _mm_cvtsi64_si128(-shift))
+        };
+        codes = if width == 8 { plane } else { _mm512_or_si512(codes, _mm512_and_si512(moved, mask)) };
         at += 64 * width;
         low += width;
     }
-    if CODE >= code::E2M1_16 {
-        let table = const { E2M1 };
-        // SAFETY: the table has 16 bytes.
-        let table = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(table.as_ptr().cast()) });
-        codes = codes.map(|code| _mm512_shuffle_epi8(table, code));
+    if CODE < code::E2M1_16 {
+        return codes;
     }
-    codes
+    let table = const { E2M1 };
+    // SAFETY: the table has 16 bytes.
+    let table = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(table.as_ptr().cast()) });
+    _mm512_shuffle_epi8(table, codes)
+}
+
+/// All eight vectors of [`codes`].
+///
+/// # Safety
+/// As there.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+#[inline]
+pub(super) unsafe fn decode<const CODE: u8>(packed: *const u8) -> [__m512i; CHUNK / 4] {
+    // SAFETY: by the caller's word.
+    std::array::from_fn(|j| unsafe { codes::<CODE>(packed, j) })
 }
 
 /// The scales (or biases) of a group as f32.
@@ -214,41 +236,90 @@ impl<const M: usize> Input<M> {
     unsafe fn start(self, step: usize) -> Sums<M> {
         // SAFETY: by the caller's word.
         unsafe {
-            let high = std::array::from_fn(|row| self.word(step, Word::High, row));
-            let low = std::array::from_fn(|row| self.word(step, Word::Low, row));
+            let high = std::array::from_fn(|row| [self.word(step, Word::High, row); BLOCKS]);
+            let low = std::array::from_fn(|row| [self.word(step, Word::Low, row); BLOCKS]);
             Sums { high, low }
         }
     }
 
-    /// Adds the products of vectors of codes, inputs `first..`, to the sums of each row.
+    /// Adds the products of a chunk of codes at each of `packed`, inputs `first..`, to the sums.
     ///
     /// # Safety
-    /// The inputs exist in the tile, in one stride.
+    /// The inputs exist in the tile, and their codes at each of `packed`.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
     #[inline]
-    unsafe fn dot(self, codes: &[__m512i], first: usize, sums: &mut Sums<M>) {
-        // SAFETY: the stride of `first` is inside the digits of the tile.
-        let digits = unsafe { self.digits.add(first / STRIDE * 2 * M * STRIDE + first % STRIDE) };
-        for (quad, code) in codes.iter().enumerate() {
-            for row in 0..M {
-                // SAFETY: as above, of both digits of the row.
-                let (h, l) = unsafe {
-                    let h = digits.add(row * STRIDE + 4 * quad).cast::<i32>();
-                    let l = digits.add((M + row) * STRIDE + 4 * quad).cast::<i32>();
-                    (h.read_unaligned(), l.read_unaligned())
-                };
-                let (high, low) = (&mut sums.high[row], &mut sums.low[row]);
-                *high = _mm512_dpbusd_epi32(*high, *code, _mm512_set1_epi32(h));
-                *low = _mm512_dpbusd_epi32(*low, *code, _mm512_set1_epi32(l));
+    unsafe fn dot<const CODE: u8>(self, packed: [*const u8; BLOCKS], first: usize, sums: &mut Sums<M>) {
+        // SAFETY: by the caller's word.
+        unsafe {
+            self.dot_half::<CODE, 0>(packed, first, sums);
+            self.dot_half::<CODE, 4>(packed, first + CHUNK / 2, sums);
+        }
+    }
+
+    /// Adds the products of half a chunk: vectors `FIRST..FIRST + 4` of its codes.
+    ///
+    /// # Safety
+    /// As [`Self::dot`]; `first` is the first input of the half.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+    #[inline]
+    unsafe fn dot_half<const CODE: u8, const FIRST: usize>(
+        self,
+        packed: [*const u8; BLOCKS],
+        first: usize,
+        sums: &mut Sums<M>,
+    ) {
+        // SAFETY: the stride of `first` is inside the digits of the tile, and the codes are there.
+        unsafe {
+            let digits = self.digits.add(first / STRIDE * 2 * M * STRIDE + first % STRIDE);
+            // Spelled out, since the compiler would not unroll a loop around its own fence.
+            self.dot_vector(packed.map(|packed| codes::<CODE>(packed, FIRST)), digits, sums);
+            self.dot_vector(packed.map(|packed| codes::<CODE>(packed, FIRST + 1)), digits.add(4), sums);
+            self.dot_vector(packed.map(|packed| codes::<CODE>(packed, FIRST + 2)), digits.add(8), sums);
+            self.dot_vector(packed.map(|packed| codes::<CODE>(packed, FIRST + 3)), digits.add(12), sums);
+        }
+    }
+
+    /// Adds the products of four inputs, whose digits of the first row are at `digits`.
+    ///
+    /// # Safety
+    /// The digits are those of a tile of M rows.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+    #[inline]
+    unsafe fn dot_vector(self, codes: [__m512i; BLOCKS], digits: *const u8, sums: &mut Sums<M>) {
+        for row in 0..M {
+            let [[h0, h1], [l0, l1]] = [&mut sums.high[row], &mut sums.low[row]];
+            let (_h, _l): (__m512i, __m512i);
+            // SAFETY: both digits of the row, by the caller's word. In assembly, since the compiler gathers the broadcasts of
+            // all rows ahead of the products and spills the sums.
+            unsafe {
+                asm!(
+                    "vpbroadcastd {h}, dword ptr [{digits}]",
+                    "vpbroadcastd {l}, dword ptr [{digits} + {low}]",
+                    "vpdpbusd {h0}, {c0}, {h}",
+                    "vpdpbusd {h1}, {c1}, {h}",
+                    "vpdpbusd {l0}, {c0}, {l}",
+                    "vpdpbusd {l1}, {c1}, {l}",
+                    digits = in(reg) digits.add(row * STRIDE),
+                    low = const M * STRIDE,
+                    c0 = in(zmm_reg) codes[0],
+                    c1 = in(zmm_reg) codes[1],
+                    h0 = inout(zmm_reg) *h0,
+                    h1 = inout(zmm_reg) *h1,
+                    l0 = inout(zmm_reg) *l0,
+                    l1 = inout(zmm_reg) *l1,
+                    h = out(zmm_reg) _h,
+                    l = out(zmm_reg) _l,
+                    options(nostack, preserves_flags, readonly),
+                );
             }
         }
     }
 }
 
-/// The sums of high and low digits of each row.
+/// The sums of high and low digits of each row and block.
 struct Sums<const M: usize> {
-    high: [__m512i; M],
-    low: [__m512i; M],
+    high: [[__m512i; BLOCKS]; M],
+    low: [[__m512i; BLOCKS]; M],
 }
 
 /// Asks for the packed bytes `AHEAD` of a range that is about to be read.
@@ -260,7 +331,7 @@ pub(super) fn fetch_ahead(packed: *const u8, bytes: usize) {
     }
 }
 
-/// One block of outputs for a tile of M rows, a format with plain scales.
+/// Some blocks of outputs for a tile of M rows, a format with plain scales.
 ///
 /// # Safety
 /// As [`matmul`]; the layout is of [`Kind::Plain`], CODE its code and STEP its step.
@@ -268,7 +339,7 @@ pub(super) fn fetch_ahead(packed: *const u8, bytes: usize) {
 unsafe fn plain<const CODE: u8, const STEP: usize, const M: usize>(
     weight: &QuantMatrix,
     tile: &Tile<'_>,
-    block: usize,
+    blocks: [usize; BLOCKS],
     out: Out,
 ) {
     let layout = weight.layout();
@@ -276,62 +347,64 @@ unsafe fn plain<const CODE: u8, const STEP: usize, const M: usize>(
     let (steps, steps_a_unit) = (weight.cols() / STEP, layout.unit / STEP);
     // Both steps of a group of 128 have the same scale.
     let scale_bytes = if layout.group > STEP { 0 } else { LANES * layout.scale.bytes() };
-    let mut acc = [_mm512_setzero_ps(); M];
-    let mut unit = weight.strip(block);
+    let mut acc = [[_mm512_setzero_ps(); BLOCKS]; M];
+    let mut units = blocks.map(|block| weight.strip(block));
     for first in (0..steps).step_by(steps_a_unit) {
-        let mut at = unit;
+        let mut at = units;
         let mut scale = 0;
         for step in first..steps.min(first + steps_a_unit) {
-            // SAFETY: the step lies in this unit of the block and in the tile; scales are where the layout says.
+            // SAFETY: the step lies in this unit of the blocks and in the tile; scales are where the layout says.
             unsafe {
-                let (s_at, b_at) = (unit.add(layout.scales_at + scale), unit.add(layout.biases_at + scale));
+                let s_at = units.map(|unit| unit.add(layout.scales_at + scale));
+                let b_at = units.map(|unit| unit.add(layout.biases_at + scale));
                 // All at once: the compiler moves no load across a prefetch.
-                fetch_ahead(at, const { 2 * STEP * code::bits(CODE) });
-                fetch_ahead(s_at, 1);
-                fetch_ahead(b_at, 1);
+                for block in 0..BLOCKS {
+                    fetch_ahead(at[block], const { 2 * STEP * code::bits(CODE) });
+                    fetch_ahead(s_at[block], 1);
+                    fetch_ahead(b_at[block], 1);
+                }
                 let mut sums = input.start(step);
                 if STEP < CHUNK {
-                    let codes = decode::<CODE>(at);
-                    let half = if (step - first) % 2 == 0 { &codes[..4] } else { &codes[4..] };
-                    input.dot(half, step * STEP, &mut sums);
-                    if (step - first) % 2 == 1 {
-                        at = at.add(const { 64 * code::bits(CODE) });
+                    if (step - first) % 2 == 0 {
+                        input.dot_half::<CODE, 0>(at, step * STEP, &mut sums);
+                    } else {
+                        input.dot_half::<CODE, 4>(at, step * STEP, &mut sums);
+                        at = at.map(|at| at.add(const { 64 * code::bits(CODE) }));
                     }
                 } else {
                     for chunk in 0..STEP / CHUNK {
-                        let codes = decode::<CODE>(at);
-                        input.dot(&codes, step * STEP + chunk * CHUNK, &mut sums);
-                        at = at.add(const { 64 * code::bits(CODE) });
+                        input.dot::<CODE>(at, step * STEP + chunk * CHUNK, &mut sums);
+                        at = at.map(|at| at.add(const { 64 * code::bits(CODE) }));
                     }
                 }
                 let Sums { high, low } = sums;
-                let s = scales::<CODE>(layout, s_at);
-                for (row, acc) in acc.iter_mut().enumerate() {
-                    let sum =
-                        _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high[row]), low[row]));
-                    let a = _mm512_castsi512_ps(input.word(step, Word::Scale, row));
-                    *acc = _mm512_fmadd_ps(_mm512_mul_ps(s, a), sum, *acc);
-                }
-                if layout.affine {
-                    let b = scales::<CODE>(layout, b_at);
-                    let c = _mm512_fmadd_ps(_mm512_set1_ps(layout.zero as f32), s, b);
+                for block in 0..BLOCKS {
+                    let s = scales::<CODE>(layout, s_at[block]);
                     for (row, acc) in acc.iter_mut().enumerate() {
-                        let sum = _mm512_castsi512_ps(input.word(step, Word::Sum, row));
-                        *acc = _mm512_fmadd_ps(c, sum, *acc);
+                        let sum = _mm512_add_epi32(_mm512_slli_epi32::<8>(high[row][block]), low[row][block]);
+                        let a = _mm512_castsi512_ps(input.word(step, Word::Scale, row));
+                        acc[block] =
+                            _mm512_fmadd_ps(_mm512_mul_ps(s, a), _mm512_cvtepi32_ps(sum), acc[block]);
+                    }
+                    if layout.affine {
+                        let b = scales::<CODE>(layout, b_at[block]);
+                        let c = _mm512_fmadd_ps(_mm512_set1_ps(layout.zero as f32), s, b);
+                        for (row, acc) in acc.iter_mut().enumerate() {
+                            let sum = _mm512_castsi512_ps(input.word(step, Word::Sum, row));
+                            acc[block] = _mm512_fmadd_ps(c, sum, acc[block]);
+                        }
                     }
                 }
                 scale += scale_bytes;
             }
         }
-        unit = unit.wrapping_add(layout.block);
+        units = units.map(|unit| unit.wrapping_add(layout.block));
     }
-    for (row, acc) in acc.into_iter().enumerate().take(tile.rows) {
-        // SAFETY: a row of the tile, and a block of this thread.
-        unsafe { store(out, tile.first + row, block, acc) };
-    }
+    // SAFETY: rows of the tile, and blocks of this thread.
+    unsafe { store_all(out, tile, blocks, acc) };
 }
 
-/// One block of outputs for a tile of M rows, a format with super-blocks.
+/// Some blocks of outputs for a tile of M rows, a format with super-blocks.
 ///
 /// # Safety
 /// As [`matmul`]; the layout is of [`Kind::Super`] and CODE its code.
@@ -339,45 +412,53 @@ unsafe fn plain<const CODE: u8, const STEP: usize, const M: usize>(
 unsafe fn super_blocks<const CODE: u8, const M: usize>(
     weight: &QuantMatrix,
     tile: &Tile<'_>,
-    block: usize,
+    blocks: [usize; BLOCKS],
     out: Out,
 ) {
     let layout = weight.layout();
     let input = Input::<M>::new(tile);
     let chunk_bytes = const { 64 * code::bits(CODE) };
-    let halves_of_chunk = const { code::groups_a_chunk(CODE) };
+    let groups_a_chunk = const { code::groups_a_chunk(CODE) };
     let affine = const { code::mins(CODE) };
-    let mut acc = [_mm512_setzero_ps(); M];
+    let mut acc = [[_mm512_setzero_ps(); BLOCKS]; M];
     for unit in 0..weight.units() {
-        let packed = weight.strip(block).wrapping_add(unit * layout.block);
-        let zero = [_mm512_setzero_si512(); M];
+        let packed = blocks.map(|block| weight.strip(block).wrapping_add(unit * layout.block));
+        let zero = [[_mm512_setzero_si512(); BLOCKS]; M];
         let (mut high, mut low, mut mins) = (zero, zero, zero);
         let first_step = unit * (layout.unit / layout.step);
         for chunk in 0..layout.unit / CHUNK {
             // SAFETY: super-blocks are whole; group scales are where the layout says.
             unsafe {
-                let at = packed.add(chunk * chunk_bytes);
-                fetch_ahead(at, chunk_bytes);
-                fetch_ahead(packed.add(layout.scales_at + chunk * CHUNK), 1);
-                let codes = decode::<CODE>(at);
-                for half in 0..halves_of_chunk {
-                    let group = chunk * halves_of_chunk + half;
+                let at = packed.map(|packed| packed.add(chunk * chunk_bytes));
+                for block in 0..BLOCKS {
+                    fetch_ahead(at[block], chunk_bytes);
+                    fetch_ahead(packed[block].add(layout.scales_at + chunk * CHUNK), 1);
+                }
+                for part in 0..groups_a_chunk {
+                    let group = chunk * groups_a_chunk + part;
                     let step = first_step + group;
                     let mut sums = input.start(step);
-                    let size = const { CHUNK / 4 } / halves_of_chunk;
-                    let first = unit * layout.unit + chunk * CHUNK + half * 4 * size;
-                    input.dot(&codes[half * size..][..size], first, &mut sums);
-                    let Sums { high: h, low: l } = sums;
-                    let sub = packed.add(layout.scales_at + group * LANES);
-                    let sc = if affine { bytes(sub) } else { signed_bytes(sub) };
-                    for row in 0..M {
-                        high[row] = _mm512_add_epi32(high[row], _mm512_mullo_epi32(h[row], sc));
-                        low[row] = _mm512_add_epi32(low[row], _mm512_mullo_epi32(l[row], sc));
+                    let first = unit * layout.unit + chunk * CHUNK;
+                    match (groups_a_chunk, part) {
+                        (1, _) => input.dot::<CODE>(at, first, &mut sums),
+                        (_, 0) => input.dot_half::<CODE, 0>(at, first, &mut sums),
+                        _ => input.dot_half::<CODE, 4>(at, first + CHUNK / 2, &mut sums),
                     }
-                    if affine {
-                        let m = min_pairs(bytes(packed.add(layout.biases_at + group * LANES)));
-                        for (row, mins) in mins.iter_mut().enumerate() {
-                            *mins = _mm512_dpwssd_epi32(*mins, m, input.word(step, Word::Sum, row));
+                    let Sums { high: h, low: l } = sums;
+                    for block in 0..BLOCKS {
+                        let sub = packed[block].add(layout.scales_at + group * LANES);
+                        let sc = if affine { bytes(sub) } else { signed_bytes(sub) };
+                        for row in 0..M {
+                            let (high, low) = (&mut high[row][block], &mut low[row][block]);
+                            *high = _mm512_add_epi32(*high, _mm512_mullo_epi32(h[row][block], sc));
+                            *low = _mm512_add_epi32(*low, _mm512_mullo_epi32(l[row][block], sc));
+                        }
+                        if affine {
+                            let m = min_pairs(bytes(packed[block].add(layout.biases_at + group * LANES)));
+                            for (row, mins) in mins.iter_mut().enumerate() {
+                                let sum = input.word(step, Word::Sum, row);
+                                mins[block] = _mm512_dpwssd_epi32(mins[block], m, sum);
+                            }
                         }
                     }
                 }
@@ -385,18 +466,19 @@ unsafe fn super_blocks<const CODE: u8, const M: usize>(
         }
         // SAFETY: d and dmin are where the layout says.
         unsafe {
-            let d = packed.add(layout.d_at);
-            let d = [halves(d), if affine { halves(d.add(2 * LANES)) } else { _mm512_setzero_ps() }];
-            for row in 0..M {
-                let a = _mm512_castsi512_ps(input.word(first_step, Word::Scale, row));
-                acc[row] = finish_super(affine, d, a, [high[row], low[row], mins[row]], acc[row]);
+            for block in 0..BLOCKS {
+                let d = packed[block].add(layout.d_at);
+                let d = [halves(d), if affine { halves(d.add(2 * LANES)) } else { _mm512_setzero_ps() }];
+                for row in 0..M {
+                    let a = _mm512_castsi512_ps(input.word(first_step, Word::Scale, row));
+                    let sums = [high[row][block], low[row][block], mins[row][block]];
+                    acc[row][block] = finish_super(affine, d, a, sums, acc[row][block]);
+                }
             }
         }
     }
-    for (row, acc) in acc.into_iter().enumerate().take(tile.rows) {
-        // SAFETY: a row of the tile, and a block of this thread.
-        unsafe { store(out, tile.first + row, block, acc) };
-    }
+    // SAFETY: rows of the tile, and blocks of this thread.
+    unsafe { store_all(out, tile, blocks, acc) };
 }
 
 /// The float part of one super-block and row: `sums` are H, L and M of the definition, `d` is d and dmin.
@@ -413,6 +495,26 @@ pub(super) fn finish_super(
     let sum = _mm512_fmadd_ps(high, _mm512_set1_ps(256.0), low);
     let acc = _mm512_fmadd_ps(_mm512_mul_ps(d[0], a), sum, acc);
     if affine { _mm512_fnmadd_ps(_mm512_mul_ps(d[1], a), mins, acc) } else { acc }
+}
+
+/// Stores what a tile's rows and some blocks got.
+///
+/// # Safety
+/// The blocks belong to this thread.
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn store_all<const M: usize>(
+    out: Out,
+    tile: &Tile<'_>,
+    blocks: [usize; BLOCKS],
+    acc: [[__m512; BLOCKS]; M],
+) {
+    for (row, acc) in acc.into_iter().enumerate().take(tile.rows) {
+        for (block, acc) in blocks.into_iter().zip(acc) {
+            // SAFETY: a row of the tile, and a block of this thread.
+            unsafe { store(out, tile.first + row, block, acc) };
+        }
+    }
 }
 
 /// [`Out::store`] of a vector.
