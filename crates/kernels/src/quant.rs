@@ -128,21 +128,22 @@ pub fn matmul(exec: &Exec, x: &[f32], rows: usize, products: &mut [Product<'_>])
     exec.pool.for_each(tasks.len(), &|i| run(exec.isa, &tasks[i], &inputs[tasks[i].input]));
 }
 
+/// Blocks of outputs that a kernel for few rows computes at once.
+const KERNEL_BLOCKS: usize = 2;
+
 /// Blocks of outputs that a thread takes at a time: small enough that all threads end together, large enough that
 /// memory is read in long runs.
 fn task_blocks(weight: &QuantMatrix, bytes: usize, threads: usize) -> usize {
     const TASKS_A_THREAD: usize = 8;
     const MIN_BYTES: usize = 32 << 10;
     const MAX_BLOCKS: usize = 32;
-    /// What kernels compute at once.
-    const EVEN: usize = 2;
     if threads == 1 {
         return weight.blocks().max(1);
     }
     let block_bytes = weight.bytes() / weight.blocks().max(1);
     ((bytes / (threads * TASKS_A_THREAD)).max(MIN_BYTES) / block_bytes.max(1))
         .clamp(1, MAX_BLOCKS)
-        .next_multiple_of(EVEN)
+        .next_multiple_of(KERNEL_BLOCKS)
 }
 
 /// Rows of a tile of the input, as the kernels of the level like them.

@@ -1,13 +1,14 @@
 //! AVX-512 with VNNI: 16 outputs in the 16 lanes, 1, 2 or 4 rows of the input at a time.
 //!
 //! `vpdpbusd` adds four products of an unsigned code and a signed digit to a lane; the input's four digits are
-//! broadcast. The zero code's share is in the sum before the first product ([`Word::High`], [`Word::Low`]).
+//! broadcast, once for two blocks of outputs: on some processors a product that broadcasts its own operand from memory takes
+//! the time of three. The zero code's share is in the sum before the first product ([`Word::High`], [`Word::Low`]).
 
 use super::activations::{Activations, Form, STRIDE, Tile, WORDS, Word};
 use super::code;
 use super::format::{CHUNK, Kind, LANES, Layout, ScaleCode, planes};
 use super::scalar::E2M1;
-use super::{Blocks, Out, QuantMatrix};
+use super::{Blocks, KERNEL_BLOCKS, Out, QuantMatrix};
 use std::arch::asm;
 use std::arch::x86_64::*;
 
@@ -21,11 +22,7 @@ pub(super) fn quantize_tile(form: Form, x: &[f32], digits: &mut [u8], words: &mu
     super::activations::quantize_tile(form, x, digits, words, rows);
 }
 
-type Kernel = unsafe fn(&QuantMatrix, &Tile<'_>, [usize; BLOCKS], Out);
-
-/// Blocks of outputs that a kernel computes at once. A digit is broadcast for both: on some processors a product that
-/// broadcasts its own operand from memory takes the time of three.
-pub(super) const BLOCKS: usize = 2;
+type Kernel = unsafe fn(&QuantMatrix, &Tile<'_>, [usize; KERNEL_BLOCKS], Out);
 
 /// Bytes of digits and words of the tiles that pass over some blocks before the next tiles do: they stay in the second cache.
 const PASS: usize = 512 << 10;
@@ -37,7 +34,7 @@ const PASS: usize = 512 << 10;
 pub(super) unsafe fn matmul(weight: &QuantMatrix, input: &Activations, blocks: Blocks, out: Out) {
     let tiles_a_pass = (PASS / input.tile_bytes().max(1)).max(1);
     for first in (0..input.tiles()).step_by(tiles_a_pass) {
-        for block in blocks.clone().step_by(BLOCKS) {
+        for block in blocks.clone().step_by(KERNEL_BLOCKS) {
             // The last one twice where there is no other.
             let pair = std::array::from_fn(|i| (block + i).min(blocks.end - 1));
             for tile in (first..input.tiles().min(first + tiles_a_pass)).map(|t| input.tile(t)) {
@@ -236,8 +233,8 @@ impl<const M: usize> Input<M> {
     unsafe fn start(self, step: usize) -> Sums<M> {
         // SAFETY: by the caller's word.
         unsafe {
-            let high = std::array::from_fn(|row| [self.word(step, Word::High, row); BLOCKS]);
-            let low = std::array::from_fn(|row| [self.word(step, Word::Low, row); BLOCKS]);
+            let high = std::array::from_fn(|row| [self.word(step, Word::High, row); KERNEL_BLOCKS]);
+            let low = std::array::from_fn(|row| [self.word(step, Word::Low, row); KERNEL_BLOCKS]);
             Sums { high, low }
         }
     }
@@ -248,7 +245,12 @@ impl<const M: usize> Input<M> {
     /// The inputs exist in the tile, and their codes at each of `packed`.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
     #[inline]
-    unsafe fn dot<const CODE: u8>(self, packed: [*const u8; BLOCKS], first: usize, sums: &mut Sums<M>) {
+    unsafe fn dot<const CODE: u8>(
+        self,
+        packed: [*const u8; KERNEL_BLOCKS],
+        first: usize,
+        sums: &mut Sums<M>,
+    ) {
         // SAFETY: by the caller's word.
         unsafe {
             self.dot_half::<CODE, 0>(packed, first, sums);
@@ -264,7 +266,7 @@ impl<const M: usize> Input<M> {
     #[inline]
     unsafe fn dot_half<const CODE: u8, const FIRST: usize>(
         self,
-        packed: [*const u8; BLOCKS],
+        packed: [*const u8; KERNEL_BLOCKS],
         first: usize,
         sums: &mut Sums<M>,
     ) {
@@ -285,7 +287,7 @@ impl<const M: usize> Input<M> {
     /// The digits are those of a tile of M rows.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
     #[inline]
-    unsafe fn dot_vector(self, codes: [__m512i; BLOCKS], digits: *const u8, sums: &mut Sums<M>) {
+    unsafe fn dot_vector(self, codes: [__m512i; KERNEL_BLOCKS], digits: *const u8, sums: &mut Sums<M>) {
         for row in 0..M {
             let [[h0, h1], [l0, l1]] = [&mut sums.high[row], &mut sums.low[row]];
             let (_h, _l): (__m512i, __m512i);
@@ -318,8 +320,8 @@ impl<const M: usize> Input<M> {
 
 /// The sums of high and low digits of each row and block.
 struct Sums<const M: usize> {
-    high: [[__m512i; BLOCKS]; M],
-    low: [[__m512i; BLOCKS]; M],
+    high: [[__m512i; KERNEL_BLOCKS]; M],
+    low: [[__m512i; KERNEL_BLOCKS]; M],
 }
 
 /// Asks for the packed bytes `AHEAD` of a range that is about to be read.
@@ -339,7 +341,7 @@ pub(super) fn fetch_ahead(packed: *const u8, bytes: usize) {
 unsafe fn plain<const CODE: u8, const STEP: usize, const M: usize>(
     weight: &QuantMatrix,
     tile: &Tile<'_>,
-    blocks: [usize; BLOCKS],
+    blocks: [usize; KERNEL_BLOCKS],
     out: Out,
 ) {
     let layout = weight.layout();
@@ -347,7 +349,7 @@ unsafe fn plain<const CODE: u8, const STEP: usize, const M: usize>(
     let (steps, steps_a_unit) = (weight.cols() / STEP, layout.unit / STEP);
     // Both steps of a group of 128 have the same scale.
     let scale_bytes = if layout.group > STEP { 0 } else { LANES * layout.scale.bytes() };
-    let mut acc = [[_mm512_setzero_ps(); BLOCKS]; M];
+    let mut acc = [[_mm512_setzero_ps(); KERNEL_BLOCKS]; M];
     let mut units = blocks.map(|block| weight.strip(block));
     for first in (0..steps).step_by(steps_a_unit) {
         let mut at = units;
@@ -358,7 +360,7 @@ unsafe fn plain<const CODE: u8, const STEP: usize, const M: usize>(
                 let s_at = units.map(|unit| unit.add(layout.scales_at + scale));
                 let b_at = units.map(|unit| unit.add(layout.biases_at + scale));
                 // All at once: the compiler moves no load across a prefetch.
-                for block in 0..BLOCKS {
+                for block in 0..KERNEL_BLOCKS {
                     fetch_ahead(at[block], const { 2 * STEP * code::bits(CODE) });
                     fetch_ahead(s_at[block], 1);
                     fetch_ahead(b_at[block], 1);
@@ -378,7 +380,7 @@ unsafe fn plain<const CODE: u8, const STEP: usize, const M: usize>(
                     }
                 }
                 let Sums { high, low } = sums;
-                for block in 0..BLOCKS {
+                for block in 0..KERNEL_BLOCKS {
                     let s = scales::<CODE>(layout, s_at[block]);
                     for (row, acc) in acc.iter_mut().enumerate() {
                         let sum = _mm512_add_epi32(_mm512_slli_epi32::<8>(high[row][block]), low[row][block]);
@@ -412,7 +414,7 @@ unsafe fn plain<const CODE: u8, const STEP: usize, const M: usize>(
 unsafe fn super_blocks<const CODE: u8, const M: usize>(
     weight: &QuantMatrix,
     tile: &Tile<'_>,
-    blocks: [usize; BLOCKS],
+    blocks: [usize; KERNEL_BLOCKS],
     out: Out,
 ) {
     let layout = weight.layout();
@@ -420,17 +422,17 @@ unsafe fn super_blocks<const CODE: u8, const M: usize>(
     let chunk_bytes = const { 64 * code::bits(CODE) };
     let groups_a_chunk = const { code::groups_a_chunk(CODE) };
     let affine = const { code::mins(CODE) };
-    let mut acc = [[_mm512_setzero_ps(); BLOCKS]; M];
+    let mut acc = [[_mm512_setzero_ps(); KERNEL_BLOCKS]; M];
     for unit in 0..weight.units() {
         let packed = blocks.map(|block| weight.strip(block).wrapping_add(unit * layout.block));
-        let zero = [[_mm512_setzero_si512(); BLOCKS]; M];
+        let zero = [[_mm512_setzero_si512(); KERNEL_BLOCKS]; M];
         let (mut high, mut low, mut mins) = (zero, zero, zero);
         let first_step = unit * (layout.unit / layout.step);
         for chunk in 0..layout.unit / CHUNK {
             // SAFETY: super-blocks are whole; group scales are where the layout says.
             unsafe {
                 let at = packed.map(|packed| packed.add(chunk * chunk_bytes));
-                for block in 0..BLOCKS {
+                for block in 0..KERNEL_BLOCKS {
                     fetch_ahead(at[block], chunk_bytes);
                     fetch_ahead(packed[block].add(layout.scales_at + chunk * CHUNK), 1);
                 }
@@ -445,7 +447,7 @@ unsafe fn super_blocks<const CODE: u8, const M: usize>(
                         _ => input.dot_half::<CODE, 4>(at, first + CHUNK / 2, &mut sums),
                     }
                     let Sums { high: h, low: l } = sums;
-                    for block in 0..BLOCKS {
+                    for block in 0..KERNEL_BLOCKS {
                         let sub = packed[block].add(layout.scales_at + group * LANES);
                         let sc = if affine { bytes(sub) } else { signed_bytes(sub) };
                         for row in 0..M {
@@ -466,7 +468,7 @@ unsafe fn super_blocks<const CODE: u8, const M: usize>(
         }
         // SAFETY: d and dmin are where the layout says.
         unsafe {
-            for block in 0..BLOCKS {
+            for block in 0..KERNEL_BLOCKS {
                 let d = packed[block].add(layout.d_at);
                 let d = [halves(d), if affine { halves(d.add(2 * LANES)) } else { _mm512_setzero_ps() }];
                 for row in 0..M {
@@ -506,8 +508,8 @@ pub(super) fn finish_super(
 unsafe fn store_all<const M: usize>(
     out: Out,
     tile: &Tile<'_>,
-    blocks: [usize; BLOCKS],
-    acc: [[__m512; BLOCKS]; M],
+    blocks: [usize; KERNEL_BLOCKS],
+    acc: [[__m512; KERNEL_BLOCKS]; M],
 ) {
     for (row, acc) in acc.into_iter().enumerate().take(tile.rows) {
         for (block, acc) in blocks.into_iter().zip(acc) {
