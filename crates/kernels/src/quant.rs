@@ -4,23 +4,25 @@
 //! A weight is w = s·v + c with an integer v that fits an int8. Symmetric formats: v is the code less the code of
 //! zero, and there is no c. Affine formats, w = s·q + b: v = q - z with the middle code z = 2^(bits - 1), and
 //! c = fma(z, s, b). E2M1 codes count in halves: v = 2·value, and s is halved. A row of activations is cut into
-//! spans; each span gets
+//! spans of 256 inputs, the last perhaps shorter; each span gets
 //!
 //! * m = max |x|; if m <= 1e-30 then a = 0 and all t = 0; if m is not finite then a = NaN and all t = 0; else
 //!   a = m / 32512 and t = rint(x · (32512 / m)), an integer below 2^15 in magnitude;
 //! * hi = (t + 128) >> 8 and lo = t - 256·hi, two digits that each fit an int8.
 //!
-//! **Plain formats** (one scale a group): spans of 32 inputs for groups of 16 and 32, of 64 for groups of 64 and
-//! 128. A step is a group, or half a group of 128. For each step, inputs ascending, from acc = +0:
+//! **Plain formats** (one scale a group). A step is a group, or half a group of 128. For each span, inputs ascending,
+//! from acc = +0:
 //!
 //! ```text
-//! sum = Σ v·t                                  exact in i32
-//! acc = fma(s·a, f32(sum), acc)
-//! acc = fma(c, a·f32(Σ t), acc)                only if the format has biases
+//! sum = 0; for each of its steps, inputs ascending:
+//!     sum = fma(s, f32(Σ v·t), sum)            Σ exact in i32
+//!     sum = fma(c, f32(Σ t), sum)              only if the format has biases
+//! acc = fma(a, sum, acc)
 //! ```
 //!
-//! **Super-blocks of 256 inputs** (w = d·sc·v - dmin·m; v = q with mins, else as above): spans of 256. For each
-//! super-block, inputs ascending:
+//! A sum without its a may overflow from weights of 2^99 on.
+//!
+//! **Super-blocks of 256 inputs** (w = d·sc·v - dmin·m; v = q with mins, else as above). For each, inputs ascending:
 //!
 //! ```text
 //! H = Σ_g sc_g·Σ v·hi,  L = Σ_g sc_g·Σ v·lo,  M = Σ_g m_g·Σ t       exact in i32

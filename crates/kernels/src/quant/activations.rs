@@ -9,6 +9,8 @@ use std::cell::RefCell;
 const TOP: f32 = 32512.0;
 /// Spans whose largest magnitude is below this are taken as zero; its scale is still a normal number.
 const TINY: f32 = 1e-30;
+/// Inputs of one scale: as many as a super-block has, whatever the format.
+pub(super) const SPAN: usize = SUPER;
 /// Digits are stored in strides of 64 inputs.
 pub(super) const STRIDE: usize = 64;
 
@@ -17,8 +19,6 @@ pub(super) const STRIDE: usize = 64;
 pub(super) struct Form {
     pub(super) kind: Kind,
     pub(super) affine: bool,
-    /// Inputs of one scale.
-    pub(super) span: usize,
     /// Inputs of one integer sum.
     pub(super) step: usize,
     /// Code of zero, whose share of the sums is prepared.
@@ -27,20 +27,16 @@ pub(super) struct Form {
 
 impl Form {
     pub(super) fn of(layout: &Layout) -> Self {
-        let span = match layout.kind {
-            Kind::Super => SUPER,
-            Kind::Plain => layout.step.max(32),
-        };
-        Self { kind: layout.kind, affine: layout.affine, span, step: layout.step, zero: layout.zero }
+        Self { kind: layout.kind, affine: layout.affine, step: layout.step, zero: layout.zero }
     }
 }
 
 /// What the kernels need of one step and row besides the digits, in four 32-bit words.
 #[derive(Clone, Copy)]
 pub(super) enum Word {
-    /// f32: a.
+    /// f32: a of the step's span.
     Scale = 0,
-    /// Plain: f32 a·Σt. Super: Σt as two i16, `Σt >> 9` above `Σt & 511`.
+    /// Plain: f32 Σt. Super: Σt as two i16, `Σt >> 9` above `Σt & 511`.
     Sum = 1,
     /// i32: -zero·Σhi.
     High = 2,
@@ -234,12 +230,10 @@ pub(super) fn quantize_tile(form: Form, x: &[f32], digits: &mut [u8], words: &mu
     }
     for (row, x) in x.chunks_exact(cols).enumerate() {
         let mut out = Row { form, digits: &mut *digits, words: &mut *words, row, rows };
-        match (form.span, form.step) {
-            (32, 16) => out.quantize::<32, 16>(x),
-            (32, _) => out.quantize::<32, 32>(x),
-            (64, _) => out.quantize::<64, 64>(x),
-            (_, 16) => out.quantize::<SUPER, 16>(x),
-            (_, _) => out.quantize::<SUPER, 32>(x),
+        match form.step {
+            16 => out.quantize::<16>(x),
+            32 => out.quantize::<32>(x),
+            _ => out.quantize::<64>(x),
         }
     }
 }
@@ -255,14 +249,9 @@ struct Row<'a> {
 
 impl Row<'_> {
     #[inline(always)]
-    fn quantize<const SPAN: usize, const STEP: usize>(&mut self, x: &[f32]) {
-        let (spans, rest) = x.as_chunks::<SPAN>();
-        for (i, span) in spans.iter().enumerate() {
+    fn quantize<const STEP: usize>(&mut self, x: &[f32]) {
+        for (i, span) in x.chunks(SPAN).enumerate() {
             self.span::<STEP>(span, i * SPAN);
-        }
-        // One step of 16 inputs that share no span with a second.
-        if !rest.is_empty() {
-            self.span::<STEP>(rest, x.len() - rest.len());
         }
     }
 
@@ -287,7 +276,7 @@ impl Row<'_> {
             }
             let sum = 256 * sum_high + sum_low;
             let sum_word = match self.form.kind {
-                Kind::Plain => (scale * sum as f32).to_bits(),
+                Kind::Plain => (sum as f32).to_bits(),
                 Kind::Super => (sum >> 9 << 16 | sum & 511).cast_unsigned(),
             };
             let zero = self.form.zero;

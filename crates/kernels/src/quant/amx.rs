@@ -9,7 +9,7 @@ mod super_blocks;
 mod tile;
 mod weights;
 
-use super::activations::{Activations, Tile};
+use super::activations::{Activations, SPAN, Tile};
 use super::format::{Kind, LANES, Layout};
 use super::{Blocks, Out, QuantMatrix};
 use crate::AlignedBytes;
@@ -22,7 +22,7 @@ use std::ops::Range;
 const PANEL_INPUTS: usize = 640;
 
 /// The same times the rows where weights rest nowhere.
-const RING_DIGITS: usize = 8192;
+const RING_DIGITS: usize = 10240;
 
 /// Rows of a tile.
 pub(super) const ROWS: usize = 16;
@@ -77,14 +77,12 @@ struct Pass<'a> {
     blocks: Blocks,
     /// The steps (plain formats) or super-blocks of the panel.
     steps: Range<usize>,
+    /// All of the row.
+    all_steps: usize,
     /// Results of these tiles and blocks so far, [tile][block][row][16].
     sums: *mut f32,
     /// Floats from tile to tile in `sums`.
     tile_sums: usize,
-    /// No results so far.
-    first: bool,
-    /// Afterwards they are complete, and are written to `out`.
-    last: bool,
     out: Out,
 }
 
@@ -106,11 +104,9 @@ pub(super) unsafe fn matmul(weight: &QuantMatrix, input: &Activations, blocks: B
     // Steps of the whole row and of a panel, bytes of a step and block in the panel.
     let (all, per_panel, step_bytes) = match layout.kind {
         Kind::Plain => {
-            let panels = weight.cols().div_ceil(blocking.inputs).max(1);
-            // Panels of equal size, since a short one costs nearly as much; they begin with a unit.
-            let units = weight.units().div_ceil(panels);
-            let steps_a_unit = layout.unit / layout.step;
-            (weight.units() * steps_a_unit, units * steps_a_unit, weights::panel_step(layout.step))
+            let inputs = panel_inputs(weight.cols(), blocking.inputs);
+            let steps = weight.units() * (layout.unit / layout.step);
+            (steps, inputs / layout.step, weights::panel_step(layout.step))
         }
         Kind::Super => (weight.units(), 1, super_blocks::PANEL_STEP),
     };
@@ -151,10 +147,9 @@ pub(super) unsafe fn matmul(weight: &QuantMatrix, input: &Activations, blocks: B
                                 ring: blocking.ring,
                                 blocks: blocks.clone(),
                                 steps: steps.clone(),
+                                all_steps: all,
                                 sums,
                                 tile_sums,
-                                first: steps.start == 0,
-                                last: steps.end == all,
                                 out,
                             };
                             match layout.kind {
@@ -170,6 +165,13 @@ pub(super) unsafe fn matmul(weight: &QuantMatrix, input: &Activations, blocks: B
     });
     // SAFETY: the CPU has AMX.
     unsafe { tile::release() };
+}
+
+/// Inputs of a panel, of at most `most` where a row of `cols` needs several: whole spans, and as even as they can be, since
+/// a short panel costs nearly as much as a long one.
+fn panel_inputs(cols: usize, most: usize) -> usize {
+    let spans = cols.div_ceil(SPAN);
+    if cols <= most { spans * SPAN } else { spans.div_ceil(spans.div_ceil((most / SPAN).max(1))) * SPAN }
 }
 
 fn reserve(buffer: &mut AlignedBytes, len: usize) {
@@ -193,31 +195,38 @@ fn equal_pairs<'a>(tiles: &'a [Tile<'a>]) -> impl Iterator<Item = &'a [Tile<'a>]
 }
 
 impl Pass<'_> {
-    /// The results so far of one row of a tile, for the `index`th block of the panel.
+    /// The results of a row of a tile before `step`, the first of a span, for the `index`th block of the panel.
     ///
     /// # Safety
     /// Tile, row and block are of the pass; `R` are the rows in memory.
     #[target_feature(enable = "avx512f")]
     #[inline]
-    unsafe fn load<const R: usize>(&self, tile: usize, index: usize, row: usize) -> __m512 {
-        if self.first {
+    unsafe fn load<const R: usize>(&self, tile: usize, index: usize, row: usize, step: usize) -> __m512 {
+        if step == 0 {
             return _mm512_setzero_ps();
         }
         // SAFETY: by the caller's word.
         unsafe { _mm512_load_ps(self.sums.add(tile * self.tile_sums + (index * R + row) * LANES)) }
     }
 
-    /// Keeps the results of a row, or writes them out after the last panel.
+    /// Keeps the results of a row up to `step`, or writes them out if that is the end of the row.
     ///
     /// # Safety
     /// As [`Pass::load`]; the block belongs to this thread.
     #[target_feature(enable = "avx512f")]
     #[inline]
-    unsafe fn store<const R: usize>(&self, tile: usize, index: usize, row: usize, values: __m512) {
+    unsafe fn store<const R: usize>(
+        &self,
+        tile: usize,
+        index: usize,
+        row: usize,
+        step: usize,
+        values: __m512,
+    ) {
         let (first, rows) = (self.tiles[tile].first, self.tiles[tile].rows);
         // SAFETY: by the caller's word.
         unsafe {
-            if !self.last {
+            if step < self.all_steps {
                 _mm512_store_ps(self.sums.add(tile * self.tile_sums + (index * R + row) * LANES), values);
             } else if row < rows {
                 super::avx512::store(self.out, first + row, self.blocks.start + index, values);

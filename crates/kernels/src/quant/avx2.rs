@@ -4,12 +4,13 @@
 //! whole activations t; [`quantize_tile`] stores t instead of its digits for them. Super-blocks, whose codes have at
 //! most 6 bits, multiply codes with digits into 16 bits and those with the sub-scale into 32.
 
-use super::activations::{Activations, Form, STRIDE, Tile, WORDS, Word};
+use super::activations::{Activations, Form, SPAN, STRIDE, Tile, WORDS, Word};
 use super::code;
 use super::format::{CHUNK, Kind, LANES, Layout, ScaleCode, planes};
 use super::scalar::E2M1;
 use super::{Blocks, Out, QuantMatrix};
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 /// How far ahead of the reading packed weights are fetched, in bytes.
 const AHEAD: usize = 4096;
@@ -285,51 +286,79 @@ unsafe fn plain<const CODE: u8, const STEP: usize, const M: usize>(
     let layout = weight.layout();
     let input = Input::<M>::new(tile);
     let (steps, steps_a_unit) = (weight.cols() / STEP, layout.unit / STEP);
-    // Both steps of a group of 128 have the same scale.
-    let scale_bytes = if layout.group > STEP { 0 } else { LANES * layout.scale.bytes() };
     let mut acc = [[_mm256_setzero_ps(); M]; 2];
     let mut unit = weight.strip(block);
-    for first in (0..steps).step_by(steps_a_unit) {
-        fetch_ahead(unit, layout.block);
-        for (half, acc) in acc.iter_mut().enumerate() {
-            let mut at = unit.wrapping_add(half * 32);
-            let mut scale = half * HALF * layout.scale.bytes();
-            for step in first..steps.min(first + steps_a_unit) {
-                // SAFETY: the step lies in this unit of the block and in the tile; scales are where the layout says.
-                unsafe {
-                    let mut sums = input.start(step);
-                    if STEP < CHUNK {
-                        let codes = decode::<CODE>(at);
-                        let second = (step - first) % 2 == 1;
-                        input.dot(if second { &codes[4..] } else { &codes[..4] }, step * STEP, &mut sums);
-                        at = at.add(if second { const { 64 * code::bits(CODE) } } else { 0 });
-                    } else {
-                        for chunk in 0..STEP / CHUNK {
-                            let codes = decode::<CODE>(at);
-                            input.dot(&codes, step * STEP + chunk * CHUNK, &mut sums);
-                            at = at.add(const { 64 * code::bits(CODE) });
-                        }
-                    }
-                    let s = scales::<CODE>(layout, unit.add(layout.scales_at + scale));
-                    for (row, acc) in acc.iter_mut().enumerate() {
-                        let a = input.float(step, Word::Scale, row);
-                        *acc = _mm256_fmadd_ps(_mm256_mul_ps(s, a), _mm256_cvtepi32_ps(sums[row]), *acc);
-                    }
-                    if layout.affine {
-                        let b = scales::<CODE>(layout, unit.add(layout.biases_at + scale));
-                        let c = _mm256_fmadd_ps(_mm256_set1_ps(layout.zero as f32), s, b);
-                        for (row, acc) in acc.iter_mut().enumerate() {
-                            *acc = _mm256_fmadd_ps(c, input.float(step, Word::Sum, row), *acc);
-                        }
-                    }
-                    scale += scale_bytes;
-                }
+    for first in (0..steps).step_by(const { SPAN / STEP }) {
+        let span = first..steps.min(first + const { SPAN / STEP });
+        let mut sums = [[_mm256_setzero_ps(); M]; 2];
+        for first in span.clone().step_by(steps_a_unit) {
+            fetch_ahead(unit, layout.block);
+            let steps = first..span.end.min(first + steps_a_unit);
+            for (half, sums) in sums.iter_mut().enumerate() {
+                // SAFETY: the unit is one of the block and of the tile.
+                unsafe { plain_unit::<CODE, STEP, M>(layout, input, unit, half, steps.clone(), sums) };
+            }
+            unit = unit.wrapping_add(layout.block);
+        }
+        for (acc, sums) in acc.iter_mut().zip(sums) {
+            for (row, (acc, sum)) in acc.iter_mut().zip(sums).enumerate() {
+                // SAFETY: a step of the tile.
+                *acc = _mm256_fmadd_ps(unsafe { input.float(first, Word::Scale, row) }, sum, *acc);
             }
         }
-        unit = unit.wrapping_add(layout.block);
     }
     // SAFETY: the tile's rows, and a block of this thread.
     unsafe { store(tile, block, out, &acc) };
+}
+
+/// Adds the steps of a unit, for half of its outputs, to the sums of their span.
+///
+/// # Safety
+/// The unit exists, and the steps in the tile; CODE, STEP and M as in [`plain`].
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+unsafe fn plain_unit<const CODE: u8, const STEP: usize, const M: usize>(
+    layout: &Layout,
+    input: Input<M>,
+    unit: *const u8,
+    half: usize,
+    steps: Range<usize>,
+    acc: &mut [__m256; M],
+) {
+    // Both steps of a group of 128 have the same scale.
+    let scale_bytes = if layout.group > STEP { 0 } else { LANES * layout.scale.bytes() };
+    let mut at = unit.wrapping_add(half * 32);
+    let mut scale = half * HALF * layout.scale.bytes();
+    for step in steps.clone() {
+        // SAFETY: by the caller's word; scales are where the layout says.
+        unsafe {
+            let mut sums = input.start(step);
+            if STEP < CHUNK {
+                let codes = decode::<CODE>(at);
+                let second = (step - steps.start) % 2 == 1;
+                input.dot(if second { &codes[4..] } else { &codes[..4] }, step * STEP, &mut sums);
+                at = at.add(if second { const { 64 * code::bits(CODE) } } else { 0 });
+            } else {
+                for chunk in 0..STEP / CHUNK {
+                    let codes = decode::<CODE>(at);
+                    input.dot(&codes, step * STEP + chunk * CHUNK, &mut sums);
+                    at = at.add(const { 64 * code::bits(CODE) });
+                }
+            }
+            let s = scales::<CODE>(layout, unit.add(layout.scales_at + scale));
+            for (row, acc) in acc.iter_mut().enumerate() {
+                *acc = _mm256_fmadd_ps(s, _mm256_cvtepi32_ps(sums[row]), *acc);
+            }
+            if layout.affine {
+                let b = scales::<CODE>(layout, unit.add(layout.biases_at + scale));
+                let c = _mm256_fmadd_ps(_mm256_set1_ps(layout.zero as f32), s, b);
+                for (row, acc) in acc.iter_mut().enumerate() {
+                    *acc = _mm256_fmadd_ps(c, input.float(step, Word::Sum, row), *acc);
+                }
+            }
+            scale += scale_bytes;
+        }
+    }
 }
 
 /// One block of outputs for a tile of M rows, a format with super-blocks.

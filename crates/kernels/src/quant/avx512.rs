@@ -4,13 +4,14 @@
 //! broadcast, once for two blocks of outputs: on some processors a product that broadcasts its own operand from memory takes
 //! the time of three. The zero code's share is in the sum before the first product ([`Word::High`], [`Word::Low`]).
 
-use super::activations::{Activations, Form, STRIDE, Tile, WORDS, Word};
+use super::activations::{Activations, Form, SPAN, STRIDE, Tile, WORDS, Word};
 use super::code;
 use super::format::{CHUNK, Kind, LANES, Layout, ScaleCode, planes};
 use super::scalar::E2M1;
 use super::{Blocks, KERNEL_BLOCKS, Out, QuantMatrix};
 use std::arch::asm;
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 /// How far ahead of the reading packed weights are fetched, in bytes. Into the second cache: the first one's few
 /// line buffers would hold up the loads.
@@ -347,63 +348,90 @@ unsafe fn plain<const CODE: u8, const STEP: usize, const M: usize>(
     let layout = weight.layout();
     let input = Input::<M>::new(tile);
     let (steps, steps_a_unit) = (weight.cols() / STEP, layout.unit / STEP);
-    // Both steps of a group of 128 have the same scale.
-    let scale_bytes = if layout.group > STEP { 0 } else { LANES * layout.scale.bytes() };
     let mut acc = [[_mm512_setzero_ps(); KERNEL_BLOCKS]; M];
     let mut units = blocks.map(|block| weight.strip(block));
-    for first in (0..steps).step_by(steps_a_unit) {
-        let mut at = units;
-        let mut scale = 0;
-        for step in first..steps.min(first + steps_a_unit) {
-            // SAFETY: the step lies in this unit of the blocks and in the tile; scales are where the layout says.
-            unsafe {
-                let s_at = units.map(|unit| unit.add(layout.scales_at + scale));
-                let b_at = units.map(|unit| unit.add(layout.biases_at + scale));
-                // All at once: the compiler moves no load across a prefetch.
-                for block in 0..KERNEL_BLOCKS {
-                    fetch_ahead(at[block], const { 2 * STEP * code::bits(CODE) });
-                    fetch_ahead(s_at[block], 1);
-                    fetch_ahead(b_at[block], 1);
-                }
-                let mut sums = input.start(step);
-                if STEP < CHUNK {
-                    if (step - first) % 2 == 0 {
-                        input.dot_half::<CODE, 0>(at, step * STEP, &mut sums);
-                    } else {
-                        input.dot_half::<CODE, 4>(at, step * STEP, &mut sums);
-                        at = at.map(|at| at.add(const { 64 * code::bits(CODE) }));
-                    }
-                } else {
-                    for chunk in 0..STEP / CHUNK {
-                        input.dot::<CODE>(at, step * STEP + chunk * CHUNK, &mut sums);
-                        at = at.map(|at| at.add(const { 64 * code::bits(CODE) }));
-                    }
-                }
-                let Sums { high, low } = sums;
-                for block in 0..KERNEL_BLOCKS {
-                    let s = scales::<CODE>(layout, s_at[block]);
-                    for (row, acc) in acc.iter_mut().enumerate() {
-                        let sum = _mm512_add_epi32(_mm512_slli_epi32::<8>(high[row][block]), low[row][block]);
-                        let a = _mm512_castsi512_ps(input.word(step, Word::Scale, row));
-                        acc[block] =
-                            _mm512_fmadd_ps(_mm512_mul_ps(s, a), _mm512_cvtepi32_ps(sum), acc[block]);
-                    }
-                    if layout.affine {
-                        let b = scales::<CODE>(layout, b_at[block]);
-                        let c = _mm512_fmadd_ps(_mm512_set1_ps(layout.zero as f32), s, b);
-                        for (row, acc) in acc.iter_mut().enumerate() {
-                            let sum = _mm512_castsi512_ps(input.word(step, Word::Sum, row));
-                            acc[block] = _mm512_fmadd_ps(c, sum, acc[block]);
-                        }
-                    }
-                }
-                scale += scale_bytes;
+    for first in (0..steps).step_by(const { SPAN / STEP }) {
+        let span = first..steps.min(first + const { SPAN / STEP });
+        let mut sums = [[_mm512_setzero_ps(); KERNEL_BLOCKS]; M];
+        for first in span.clone().step_by(steps_a_unit) {
+            let steps = first..span.end.min(first + steps_a_unit);
+            // SAFETY: the unit is one of the blocks and of the tile.
+            unsafe { plain_unit::<CODE, STEP, M>(layout, input, units, steps, &mut sums) };
+            units = units.map(|unit| unit.wrapping_add(layout.block));
+        }
+        for (row, (acc, sums)) in acc.iter_mut().zip(sums).enumerate() {
+            // SAFETY: a step of the tile.
+            let a = _mm512_castsi512_ps(unsafe { input.word(first, Word::Scale, row) });
+            for (acc, sum) in acc.iter_mut().zip(sums) {
+                *acc = _mm512_fmadd_ps(a, sum, *acc);
             }
         }
-        units = units.map(|unit| unit.wrapping_add(layout.block));
     }
     // SAFETY: rows of the tile, and blocks of this thread.
     unsafe { store_all(out, tile, blocks, acc) };
+}
+
+/// Adds the steps of a unit, which lies at each of `units`, to the sums of their span.
+///
+/// # Safety
+/// The unit exists there, and the steps in the tile; CODE, STEP and M as in [`plain`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+#[inline]
+unsafe fn plain_unit<const CODE: u8, const STEP: usize, const M: usize>(
+    layout: &Layout,
+    input: Input<M>,
+    units: [*const u8; KERNEL_BLOCKS],
+    steps: Range<usize>,
+    acc: &mut [[__m512; KERNEL_BLOCKS]; M],
+) {
+    // Both steps of a group of 128 have the same scale.
+    let scale_bytes = if layout.group > STEP { 0 } else { LANES * layout.scale.bytes() };
+    let mut at = units;
+    let mut scale = 0;
+    for step in steps.clone() {
+        // SAFETY: by the caller's word; scales are where the layout says.
+        unsafe {
+            let s_at = units.map(|unit| unit.add(layout.scales_at + scale));
+            let b_at = units.map(|unit| unit.add(layout.biases_at + scale));
+            // All at once: the compiler moves no load across a prefetch.
+            for block in 0..KERNEL_BLOCKS {
+                fetch_ahead(at[block], const { 2 * STEP * code::bits(CODE) });
+                fetch_ahead(s_at[block], 1);
+                fetch_ahead(b_at[block], 1);
+            }
+            let mut sums = input.start(step);
+            if STEP < CHUNK {
+                if (step - steps.start).is_multiple_of(2) {
+                    input.dot_half::<CODE, 0>(at, step * STEP, &mut sums);
+                } else {
+                    input.dot_half::<CODE, 4>(at, step * STEP, &mut sums);
+                    at = at.map(|at| at.add(const { 64 * code::bits(CODE) }));
+                }
+            } else {
+                for chunk in 0..STEP / CHUNK {
+                    input.dot::<CODE>(at, step * STEP + chunk * CHUNK, &mut sums);
+                    at = at.map(|at| at.add(const { 64 * code::bits(CODE) }));
+                }
+            }
+            let Sums { high, low } = sums;
+            for block in 0..KERNEL_BLOCKS {
+                let s = scales::<CODE>(layout, s_at[block]);
+                for (row, acc) in acc.iter_mut().enumerate() {
+                    let sum = _mm512_add_epi32(_mm512_slli_epi32::<8>(high[row][block]), low[row][block]);
+                    acc[block] = _mm512_fmadd_ps(s, _mm512_cvtepi32_ps(sum), acc[block]);
+                }
+                if layout.affine {
+                    let b = scales::<CODE>(layout, b_at[block]);
+                    let c = _mm512_fmadd_ps(_mm512_set1_ps(layout.zero as f32), s, b);
+                    for (row, acc) in acc.iter_mut().enumerate() {
+                        let sum = _mm512_castsi512_ps(input.word(step, Word::Sum, row));
+                        acc[block] = _mm512_fmadd_ps(c, sum, acc[block]);
+                    }
+                }
+            }
+            scale += scale_bytes;
+        }
+    }
 }
 
 /// Some blocks of outputs for a tile of M rows, a format with super-blocks.

@@ -1,9 +1,10 @@
 //! The definition of the quantized matmul in plain Rust, and the reading of packed blocks.
 
-use super::activations::{Activations, Tile, Word};
+use super::activations::{Activations, SPAN, Tile, Word};
 use super::format::{CHUNK, Kind, LANES, Layout, ScaleCode, planes};
 use super::{Blocks, Out, QuantMatrix};
 use half::{bf16, f16};
+use std::ops::Range;
 
 /// A decoded E2M1 code: 2·value + 12.
 pub(super) const E2M1: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
@@ -112,32 +113,42 @@ fn code(layout: &Layout, packed: &[u8], input: usize, lane: usize) -> i32 {
 pub(super) fn matmul(weight: &QuantMatrix, input: &Activations, blocks: Blocks, out: Out) {
     let layout = weight.layout();
     let mut codes = vec![[[0; 64]; CHUNK / 4]; layout.unit / CHUNK];
-    let mut acc = vec![[0.0; LANES]; input.rows()];
+    let mut acc = vec![Sums::default(); input.rows()];
     for block in blocks {
-        acc.fill([0.0; LANES]);
+        acc.fill(Sums::default());
         for unit in 0..weight.units() {
             let packed = weight.unit(block, unit);
             for (chunk, packed) in codes.iter_mut().zip(packed.chunks_exact(64 * layout.bits)) {
                 *chunk = decode(layout, packed);
             }
-            let steps =
-                unit * layout.unit / layout.step..weight.cols().min((unit + 1) * layout.unit) / layout.step;
+            let end = weight.cols().min((unit + 1) * layout.unit);
+            let steps = unit * layout.unit / layout.step..end / layout.step;
+            let ends_span = end.is_multiple_of(SPAN) || end == weight.cols();
             for tile in (0..input.tiles()).map(|t| input.tile(t)) {
                 for row in 0..tile.rows {
                     let block = Block { layout, packed, codes: &codes };
                     let acc = &mut acc[tile.first + row];
                     match layout.kind {
-                        Kind::Plain => block.plain(&tile, row, steps.clone(), acc),
-                        Kind::Super => block.super_block(&tile, row, steps.start, acc),
+                        Kind::Plain => block.plain(&tile, row, steps.clone(), ends_span, acc),
+                        Kind::Super => block.super_block(&tile, row, steps.start, &mut acc.total),
                     }
                 }
             }
         }
         for (row, acc) in acc.iter().enumerate() {
             // SAFETY: rows of the result, and a block of this thread's range.
-            unsafe { out.store(row, block, acc) };
+            unsafe { out.store(row, block, &acc.total) };
         }
     }
+}
+
+/// What a row has for a block so far.
+#[derive(Clone, Default)]
+struct Sums {
+    /// Of all spans that have ended.
+    total: [f32; LANES],
+    /// Of the steps of the present one, of a plain format, without its scale.
+    span: [f32; LANES],
 }
 
 struct Block<'a> {
@@ -164,22 +175,27 @@ impl Block<'_> {
         sums
     }
 
-    fn plain(&self, tile: &Tile<'_>, row: usize, steps: std::ops::Range<usize>, acc: &mut [f32; LANES]) {
+    fn plain(&self, tile: &Tile<'_>, row: usize, steps: Range<usize>, ends_span: bool, acc: &mut Sums) {
         let layout = self.layout;
+        let a = f32::from_bits(tile.word(row, steps.start, Word::Scale));
         for (step, input_step) in steps.enumerate() {
             let [high, low] = self.sums(tile, row, step, input_step);
-            let a = f32::from_bits(tile.word(row, input_step, Word::Scale));
-            let a_sum = f32::from_bits(tile.word(row, input_step, Word::Sum));
+            let inputs = f32::from_bits(tile.word(row, input_step, Word::Sum));
             let first = step * layout.step / layout.group * LANES;
             for lane in 0..LANES {
                 let sum = 256 * high[lane] + low[lane];
                 let s = scale(layout, &self.packed[layout.scales_at..], first + lane);
-                acc[lane] = (s * a).mul_add(sum as f32, acc[lane]);
+                acc.span[lane] = s.mul_add(sum as f32, acc.span[lane]);
                 if layout.affine {
                     let b = scale(layout, &self.packed[layout.biases_at..], first + lane);
                     let c = (layout.zero as f32).mul_add(s, b);
-                    acc[lane] = c.mul_add(a_sum, acc[lane]);
+                    acc.span[lane] = c.mul_add(inputs, acc.span[lane]);
                 }
+            }
+        }
+        if ends_span {
+            for (total, span) in acc.total.iter_mut().zip(std::mem::take(&mut acc.span)) {
+                *total = a.mul_add(span, *total);
             }
         }
     }

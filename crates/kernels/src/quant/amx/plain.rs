@@ -1,6 +1,7 @@
 //! Formats with plain scales: one product of K = 16, 32 or 64 for each step and digit.
 
-use super::super::activations::{STRIDE, WORDS, Word};
+use super::super::activations::{SPAN, STRIDE, WORDS, Word};
+use super::super::avx512::store;
 use super::super::code;
 use super::super::format::{LANES, Layout};
 use super::weights::{Expanded, Expander, LEAD, Slots, Weights};
@@ -8,6 +9,7 @@ use super::{Pass, stacked, tile};
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 /// One pass.
 ///
@@ -115,27 +117,62 @@ unsafe fn kernel<'a, const R: usize, const AFFINE: bool, const NARROW: bool, W: 
         }
         let mut is_odd = false;
         for block in 0..pass.blocks.len() {
-            let mut acc = [_mm512_setzero_ps(); R];
-            for (row, acc) in acc.iter_mut().enumerate() {
-                *acc = pass.load::<R>(tile, block, row);
-            }
             let mut words =
                 pass.tiles[tile].words.as_ptr().add(pass.steps.start * WORDS * R * 4).cast::<f32>();
-            for _ in pass.steps.clone() {
-                let scales = slot.add(step * LANES).cast::<f32>();
-                if is_odd {
-                    advance::<R, AFFINE, NARROW, 2, 3, 0, 1>(ahead, odd, even, scales, words, &mut acc);
-                } else {
-                    advance::<R, AFFINE, NARROW, 0, 1, 2, 3>(ahead, even, odd, scales, words, &mut acc);
+            for span in super::chunks(pass.steps.clone(), SPAN / step) {
+                let (scale, mut sums) = (words, [_mm512_setzero_ps(); R]);
+                for _ in span.clone() {
+                    let scales = slot.add(step * LANES).cast::<f32>();
+                    if is_odd {
+                        advance::<R, AFFINE, NARROW, 2, 3, 0, 1>(ahead, odd, even, scales, words, &mut sums);
+                    } else {
+                        advance::<R, AFFINE, NARROW, 0, 1, 2, 3>(ahead, even, odd, scales, words, &mut sums);
+                    }
+                    weights.next();
+                    ahead.next();
+                    slot = slots.after(slot);
+                    words = words.add(WORDS * R);
+                    is_odd = !is_odd;
                 }
-                weights.next();
-                ahead.next();
-                slot = slots.after(slot);
-                words = words.add(WORDS * R);
-                is_odd = !is_odd;
+                end_span::<R>(pass, tile, block, span, scale, sums);
             }
-            for (row, acc) in acc.into_iter().enumerate() {
-                pass.store::<R>(tile, block, row, acc);
+        }
+    }
+}
+
+/// Adds the sums of a span, times its scales, to the results of the rows.
+///
+/// # Safety
+/// As [`run`]; tile, block and span are of the pass, `words` are those of the span's first step.
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn end_span<const R: usize>(
+    pass: &Pass<'_>,
+    tile: usize,
+    block: usize,
+    span: Range<usize>,
+    words: *const f32,
+    sums: [__m512; R],
+) {
+    // SAFETY: by the caller's word.
+    unsafe {
+        let results = pass.sums.add(tile * pass.tile_sums + block * R * LANES);
+        let some = if span.start == 0 { 0 } else { !0 };
+        // Spelled out: in a loop the sums would have to be in memory.
+        macro_rules! each_row {
+            ($($row:literal)*) => { $(
+                if $row < R {
+                    let a = _mm512_set1_ps(*words.add(Word::Scale as usize * R + $row));
+                    let to = results.add($row * LANES);
+                    _mm512_store_ps(to, _mm512_fmadd_ps(a, sums[$row % R], _mm512_maskz_load_ps(some, to)));
+                }
+            )* };
+        }
+        each_row!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
+        if span.end == pass.all_steps {
+            for row in 0..pass.tiles[tile].rows {
+                let (row_of_all, block) = (pass.tiles[tile].first + row, pass.blocks.start + block);
+                store(pass.out, row_of_all, block, _mm512_load_ps(results.add(row * LANES)));
             }
         }
     }
@@ -275,7 +312,7 @@ unsafe fn rows<const R: usize, const QUARTER: usize, const AFFINE: bool, const N
                     } else {
                         sum_by_shuffle::<R, $row>(sums)
                     };
-                    add_product::<R, $row>(acc, sum, s, words);
+                    add_product(acc, sum, s);
                     if AFFINE {
                         add_bias::<R, $row>(acc, c, words);
                     }
@@ -327,34 +364,24 @@ unsafe fn sum_by_shuffle<const R: usize, const ROW: usize>(sums: *const i32) -> 
     sum
 }
 
-/// acc += (s·a)·sum.
-///
-/// # Safety
-/// `words` are those of R rows, ROW is one of them.
+/// acc += s·sum.
 #[target_feature(enable = "avx512f")]
 #[inline]
-unsafe fn add_product<const R: usize, const ROW: usize>(
-    acc: &mut __m512,
-    sum: __m512i,
-    s: __m512,
-    words: *const f32,
-) {
+fn add_product(acc: &mut __m512, sum: __m512i, s: __m512) {
     // Named, since what has no name may get a register that these instructions do not take.
-    let (mut _float, mut _product): (__m512i, __m512);
-    // SAFETY: as above.
+    let mut _float: __m512i;
+    // SAFETY: registers alone; the function's features have the instructions.
     unsafe {
-        asm!("vcvtdq2ps {sum}, {sum}", "vmulps {product}, {s}, dword ptr [{words} + {a}]{{1to16}}",
-            "vfmadd231ps {acc}, {product}, {sum}",
-            acc = inout(zmm_reg) *acc, sum = inout(zmm_reg) sum => _float, product = out(zmm_reg) _product,
-            s = in(zmm_reg) s, words = in(reg) words, a = const (Word::Scale as usize * R + ROW) * 4,
-            options(readonly, nostack, preserves_flags));
+        asm!("vcvtdq2ps {sum}, {sum}", "vfmadd231ps {acc}, {s}, {sum}",
+            acc = inout(zmm_reg) *acc, sum = inout(zmm_reg) sum => _float, s = in(zmm_reg) s,
+            options(nomem, nostack, preserves_flags));
     }
 }
 
 /// acc += c·(the sum of a row's inputs).
 ///
 /// # Safety
-/// As [`add_product`].
+/// `words` are those of R rows, ROW is one of them.
 #[target_feature(enable = "avx512f")]
 #[inline]
 unsafe fn add_bias<const R: usize, const ROW: usize>(acc: &mut __m512, c: __m512, words: *const f32) {

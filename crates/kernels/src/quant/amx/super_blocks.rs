@@ -267,9 +267,9 @@ unsafe fn float<const R: usize, const MINS: usize>(
             }
             let a = words.add((Word::Scale as usize * R + row) * 4).cast::<f32>().read_unaligned();
             let sums = [_mm512_add_epi32(uh, lh), _mm512_add_epi32(ul, ll), mins];
-            let acc = pass.load::<R>(tile, block, row);
+            let acc = pass.load::<R>(tile, block, row, pass.steps.start);
             let acc = finish_super(MINS > 0, d, _mm512_set1_ps(a), sums, acc);
-            pass.store::<R>(tile, block, row, acc);
+            pass.store::<R>(tile, block, row, pass.steps.end, acc);
         }
     }
 }
