@@ -23,6 +23,7 @@ pub use visible::Window;
 
 use crate::disjoint::Disjoint;
 use crate::{Exec, scratch};
+use blocks::AHEAD;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tile::{Attend, Goal, Merge, Tile};
@@ -89,7 +90,7 @@ pub fn attention(
     let serial = exec.pool.threads() == 1 || work < PARALLEL_MIN;
     // A tile that is much of the whole work (a long sequence that decodes) is shared out by its spans.
     let most = if serial { spans } else { spans.div_ceil(4 * exec.pool.threads()) };
-    let (mut items, mut splits, mut parts_len) = (Vec::new(), Vec::new(), 0);
+    let (mut items, mut splits, mut parts_len) = (Vec::with_capacity(spans), Vec::new(), 0);
     for tile in &tiles {
         let spans = tile.spans().count();
         if spans <= most {
@@ -129,9 +130,13 @@ fn tiles<'a>(
         for start in rows.clone().step_by(step).rev() {
             let (position, rows) = (first_position + start - rows.start, start..rows.end.min(start + step));
             for kv_head in 0..shape.kv.kv_heads {
-                tiles.push(Tile { shape, q, sinks, rows: rows.clone(), position, kv_head, blocks, quant });
+                let (rows, following) = (rows.clone(), [None; AHEAD]);
+                tiles.push(Tile { shape, q, sinks, rows, position, kv_head, blocks, quant, following });
             }
         }
+    }
+    for index in 1..tiles.len() {
+        tiles[index - 1].following = tiles[index].first_keys();
     }
     tiles
 }

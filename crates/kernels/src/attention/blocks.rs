@@ -19,7 +19,7 @@ use std::ops::Range;
 /// The most blocks of a span.
 const BLOCKS: usize = SPAN / BLOCK;
 /// How many blocks of keys or values ahead the next ones are asked for, and how many are widened at a time.
-const AHEAD: usize = 2;
+pub(super) const AHEAD: usize = 2;
 
 /// The working memory of a tile.
 pub(super) struct Blocks<'a> {
@@ -88,14 +88,17 @@ impl<'a> Seen<'a> {
     /// What to ask for while the keys of block `at` are read, or its values if `at` less the count of the blocks
     /// is its number: keys and values lie in many places, so the processor does not do it by itself.
     fn next(&self, tile: &Tile<'_>, span: usize, at: usize) -> Option<*const u8> {
-        let at = at + AHEAD;
+        let at = at + AHEAD.min(self.count);
         let bytes = if at < self.count {
             self.blocks[at].keys
         } else if at < 2 * self.count {
             self.blocks[at - self.count].values
         } else {
-            let number = (span + 1) * BLOCKS + at - 2 * self.count;
-            tile.keys(tile.blocks.get(number).copied().flatten()?)
+            let index = at - 2 * self.count;
+            match tile.blocks.get((span + 1) * BLOCKS + index).copied().flatten() {
+                Some(slab) => tile.keys(slab),
+                None => tile.following[index]?,
+            }
         };
         Some(bytes.as_ptr())
     }

@@ -1,9 +1,9 @@
 //! What one thread computes at a time: some rows of a sequence, all query heads of one key-value head.
 
-use super::blocks::Blocks;
+use super::blocks::{AHEAD, Blocks};
 use super::state::State;
 use super::visible::Visible;
-use super::{AttentionShape, KvQuant, SPAN, scalar};
+use super::{AttentionShape, BLOCK, KvQuant, SPAN, scalar};
 use crate::disjoint::Disjoint;
 use crate::simd::{Kernel, Simd};
 use std::ops::Range;
@@ -28,11 +28,22 @@ pub(super) struct Tile<'a> {
     pub(super) blocks: &'a [Option<&'a [u8]>],
     /// How the blocks are quantized, if they are.
     pub(super) quant: Option<KvQuant>,
+    /// What is read after the last span, by the tile that follows on this one.
+    pub(super) following: [Option<&'a [u8]>; AHEAD],
 }
 
 /// Rows of a tile, at most `QUERIES`.
 pub(super) fn rows(shape: &AttentionShape) -> usize {
     (QUERIES / (shape.heads / shape.kv.kv_heads)).max(1)
+}
+
+impl<'a> Tile<'a> {
+    /// The keys that are read first.
+    pub(super) fn first_keys(&self) -> [Option<&'a [u8]>; AHEAD] {
+        let visible = self.visible(0);
+        let first = if visible.keep > 0 { 0 } else { visible.recent / BLOCK };
+        std::array::from_fn(|i| Some(self.keys((*self.blocks.get(first + i)?)?)))
+    }
 }
 
 impl Tile<'_> {

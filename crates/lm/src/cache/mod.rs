@@ -25,6 +25,7 @@ mod spec;
 mod state;
 mod store;
 mod transfer;
+mod write;
 
 pub use block::{BLOCK, BlockBudget};
 pub use census::{Census, GroupCensus};

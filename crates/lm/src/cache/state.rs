@@ -200,9 +200,14 @@ mod tests {
     use super::*;
     use crate::cache::{KvSpec, LayerKv, Policy};
     use lmx_tensor::kernels::attention::KvType;
+    use lmx_tensor::kernels::{Exec, Isa};
 
     const SLOTS: [StateSlot; 2] =
         [StateSlot { layer: 0, name: "a", floats: 3 }, StateSlot { layer: 2, name: "b", floats: 1 }];
+
+    fn exec() -> Exec {
+        Exec::new(Isa::best(), 1)
+    }
 
     fn store(limit: usize) -> KvStore {
         let full = LayerKv { kv_heads: 1, head_dim: 4, policy: Policy::Full };
@@ -212,7 +217,7 @@ mod tests {
     /// A step whose state at position p is p in every slot.
     fn push(store: &mut KvStore, id: SequenceId, tokens: usize) {
         store.reserve(id, tokens).unwrap();
-        store.write(id, 0, &vec![1.0; tokens * 4], &vec![2.0; tokens * 4]).unwrap();
+        store.write(&exec(), 0, &[(id, 0..tokens)], &vec![1.0; tokens * 4], &vec![2.0; tokens * 4]).unwrap();
         for point in store.state_points(id).unwrap() {
             for (slot, StateSlot { floats, .. }) in SLOTS.iter().enumerate() {
                 store.write_state(id, slot, point, &vec![point as f32; *floats]).unwrap();

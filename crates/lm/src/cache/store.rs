@@ -7,7 +7,7 @@ use super::prefix::{PrefixCache, Tables};
 use super::quantize::{KvQuantization, quantize_blocks};
 use super::spec::{KvSpec, Policy};
 use super::state::States;
-use lmx_tensor::kernels::attention::{KvQuant, write_kv, write_quantized};
+use lmx_tensor::kernels::attention::KvQuant;
 use std::sync::Arc;
 
 /// Names a sequence of a [`KvStore`].
@@ -222,36 +222,6 @@ impl KvStore {
         }
     }
 
-    /// Stores the keys and values `k`, `v` (`[tokens][kv_heads][head_dim]`) of `layer`, counted among those that
-    /// have keys and values, at the positions after the sequence's length. The room must have been reserved.
-    ///
-    /// # Errors
-    /// [`KvError::UnknownSequence`].
-    pub fn write(&mut self, id: SequenceId, layer: usize, k: &[f32], v: &[f32]) -> Result<(), KvError> {
-        let (group, place) = self.spec.layers[layer];
-        let shape = self.spec.groups[group].shape;
-        let width = shape.kv_heads * shape.head_dim;
-        let quant = self.quant(id);
-        let bytes = self.spec.groups[group].slab_bytes(quant);
-        let sequence = self.get_mut(id)?;
-        let first = sequence.len;
-        for (i, (k, v)) in k.chunks_exact(width).zip(v.chunks_exact(width)).enumerate() {
-            let position = first + i;
-            let block = sequence.tables[group].get_mut(position / BLOCK).and_then(Option::as_mut);
-            // `reserve` made the block unique; a block that is not is a bug of the caller.
-            let block = block.and_then(Arc::get_mut);
-            debug_assert!(block.is_some(), "position {position} was not reserved");
-            if let Some(block) = block {
-                let (slab, slot) = (block.slab_mut(place, bytes), position % BLOCK);
-                match quant {
-                    None => write_kv(&shape, slab, slot, k, v),
-                    Some(quant) => write_quantized(&shape, quant, slab, slot, k, v),
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// The slabs of `layer`, by absolute block number, `None` where dropped.
     ///
     /// # Errors
@@ -437,8 +407,13 @@ mod tests {
     use super::*;
     use crate::cache::{KvWindow, LayerKv};
     use lmx_tensor::kernels::attention::KvType;
+    use lmx_tensor::kernels::{Exec, Isa};
 
     const FULL: LayerKv = LayerKv { kv_heads: 1, head_dim: 4, policy: Policy::Full };
+
+    fn exec() -> Exec {
+        Exec::new(Isa::best(), 1)
+    }
 
     fn window(size: usize, keep: usize) -> LayerKv {
         let policy = Policy::Window(KvWindow::new(size, keep).unwrap());
@@ -448,7 +423,9 @@ mod tests {
     fn push(store: &mut KvStore, id: SequenceId, tokens: usize) {
         store.reserve(id, tokens).unwrap();
         for layer in 0..store.spec().layers.len() {
-            store.write(id, layer, &vec![1.0; tokens * 4], &vec![2.0; tokens * 4]).unwrap();
+            store
+                .write(&exec(), layer, &[(id, 0..tokens)], &vec![1.0; tokens * 4], &vec![2.0; tokens * 4])
+                .unwrap();
         }
         store.commit(id, tokens).unwrap();
     }
@@ -553,7 +530,7 @@ mod tests {
         let b = store.fork(a).unwrap();
         assert_eq!((store.budget().used(), store.budget().blocks()), (before, 100_usize.div_ceil(BLOCK)));
         store.reserve(b, 1).unwrap();
-        store.write(b, 0, &[9.0; 4], &[9.0; 4]).unwrap();
+        store.write(&exec(), 0, &[(b, 0..1)], &[9.0; 4], &[9.0; 4]).unwrap();
         assert_eq!(store.budget().used(), before + store.spec().groups[0].block_bytes(None));
         assert_ne!(store.slabs(a, 0).unwrap()[3], store.slabs(b, 0).unwrap()[3]);
         assert_eq!(store.budget().blocks(), 100_usize.div_ceil(BLOCK) + 1);

@@ -4,6 +4,7 @@
 
 use lmx::cache::{BLOCK, KvError, KvSpec, KvStore, KvWindow, LayerKv, Policy, SequenceId, StateSlot};
 use lmx_tensor::kernels::attention::KvType;
+use lmx_tensor::kernels::{Exec, Isa};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -54,6 +55,7 @@ struct Naive {
 
 struct World {
     kv: KvStore,
+    exec: Exec,
     sequences: Vec<Naive>,
     stateful: bool,
     /// No two tokens have the same number.
@@ -72,7 +74,9 @@ impl World {
         self.kv.reserve(naive.id, count).unwrap();
         let values: Vec<f32> = naive.history[start..].iter().map(|key| -key).collect();
         for layer in 0..self.kv.spec().layers.len() {
-            self.kv.write(naive.id, layer, &naive.history[start..], &values).unwrap();
+            self.kv
+                .write(&self.exec, layer, &[(naive.id, 0..count)], &naive.history[start..], &values)
+                .unwrap();
         }
         for point in self.kv.state_points(naive.id).unwrap() {
             let state = state_of(&naive.history[..point]);
@@ -172,7 +176,7 @@ proptest! {
         let slots = [StateSlot { layer: 0, name: "a", floats: 1 }, StateSlot { layer: 1, name: "b", floats: 2 }];
         let slots = if stateful { slots.to_vec() } else { Vec::new() };
         let kv = KvStore::new(KvSpec::new(&layers, KvType::F32).with_states(slots), usize::MAX);
-        let mut world = World { kv, sequences: Vec::new(), stateful, next: 1.0 };
+        let mut world = World { kv, exec: Exec::new(Isa::best(), 2), sequences: Vec::new(), stateful, next: 1.0 };
         world.append(0, 0);
         for step in moves {
             match step {

@@ -135,7 +135,7 @@ impl Layer {
         let spec = KvSpec::new(&[self.kv], KvType::F32).quantized(how).unwrap();
         let mut store = KvStore::new(spec, usize::MAX);
         let id = store.add();
-        let (exec, mut out) = (Exec::new(Isa::best(), 1), Vec::new());
+        let (exec, mut out) = (Exec::new(Isa::best(), 2), Vec::new());
         let len = self.k.len() / width;
         let shape = AttentionShape {
             heads: 2,
@@ -149,13 +149,19 @@ impl Layer {
             let count = store.step_limit(id, chunk.min(len - first));
             assert!(first >= how.start() || first + count <= how.start());
             store.reserve(id, count).unwrap();
-            let rows = first * width..(first + count) * width;
-            store.write(id, 0, &self.k[rows.clone()], &self.v[rows.clone()]).unwrap();
+            store.write(&exec, 0, &[(id, first..first + count)], &self.k, &self.v).unwrap();
             let mut step = vec![0.0; count * 2 * width];
             let blocks = store.slabs(id, 0).unwrap();
             let sequence =
                 Sequence { rows: 0..count, first_position: first, blocks: &blocks, quant: store.quant(id) };
-            attention(&exec, &shape, &self.q[2 * rows.start..2 * rows.end], None, &[sequence], &mut step);
+            attention(
+                &exec,
+                &shape,
+                &self.q[2 * first * width..2 * (first + count) * width],
+                None,
+                &[sequence],
+                &mut step,
+            );
             out.extend(step);
             store.commit(id, count).unwrap();
             assert_eq!(store.budget().used(), store.spec().bytes_at(store.len(id)));
@@ -379,7 +385,7 @@ fn a_spent_budget_leaves_a_sequence_of_floats() {
     let mut kv = KvStore::new(spec, 2 * block);
     let a = kv.add();
     kv.reserve(a, 64).unwrap();
-    kv.write(a, 0, &[1.0; 64 * 32], &[2.0; 64 * 32]).unwrap();
+    kv.write(&Exec::new(Isa::best(), 1), 0, &[(a, 0..64)], &[1.0; 64 * 32], &[2.0; 64 * 32]).unwrap();
     kv.commit(a, 64).unwrap();
     let b = kv.fork(a).unwrap();
     assert!(matches!(kv.reserve(a, 1), Err(KvError::OutOfMemory { .. })));

@@ -4,6 +4,7 @@ use super::*;
 use crate::cache::block::BlockBudget;
 use crate::cache::{KvSpec, KvStore, KvWindow, LayerKv, Policy, SequenceId};
 use lmx_tensor::kernels::attention::KvType;
+use lmx_tensor::kernels::{Exec, Isa};
 use proptest::prelude::*;
 
 fn layer(policy: Policy) -> LayerKv {
@@ -45,8 +46,9 @@ fn append(store: &mut KvStore, running: &mut Running, tokens: &[u32]) -> bool {
     running.tokens.extend(tokens);
     let first = running.tokens.len() - tokens.len();
     let rows: Vec<f32> = values(&running.tokens)[first..].iter().flat_map(|&v| [v, -v]).collect();
+    let exec = Exec::new(Isa::best(), 1);
     for layer in 0..store.spec().layers.len() {
-        store.write(running.id, layer, &rows, &rows).unwrap();
+        store.write(&exec, layer, &[(running.id, 0..tokens.len())], &rows, &rows).unwrap();
     }
     store.commit_prefix(running.id, tokens.len(), &running.entry()).unwrap();
     true

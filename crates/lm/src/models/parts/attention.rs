@@ -106,11 +106,8 @@ impl Attention {
             let factors: Vec<f32> = step.positions.iter().map(|&p| temperature.factor(p)).collect();
             ops::scale_rows(&mut q, &factors)?;
         }
-        let width = k.cols();
-        for sequence in &step.sequences {
-            let range = sequence.rows.start * width..sequence.rows.end * width;
-            kv.write(sequence.id, self.layer, &k.data()[range.clone()], &v.data()[range])?;
-        }
+        let rows: Vec<_> = step.sequences.iter().map(|s| (s.id, s.rows.clone())).collect();
+        kv.write(x.device().exec(), self.layer, &rows, k.data(), v.data())?;
         let attended = self.attend(&q, step, kv)?;
         Ok(ops::linear(&attended, &self.output, &step.adapters)?)
     }
