@@ -15,7 +15,7 @@ use std::ops::Range;
 
 /// How far ahead of the reading packed weights are fetched, in bytes. Into the second cache: the first one's few
 /// line buffers would hold up the loads.
-const AHEAD: usize = 8192;
+pub(super) const AHEAD: usize = 8192;
 
 /// Quantizes the rows of one tile (the definition, compiled for AVX-512).
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
@@ -325,12 +325,38 @@ struct Sums<const M: usize> {
     low: [[__m512i; KERNEL_BLOCKS]; M],
 }
 
-/// Asks for the packed bytes `AHEAD` of a range that is about to be read.
+/// Asks for the packed bytes `ahead` of a range that is about to be read.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 #[inline]
-pub(super) fn fetch_ahead(packed: *const u8, bytes: usize) {
+pub(super) fn fetch(packed: *const u8, bytes: usize, ahead: usize) {
     for line in 0..bytes.div_ceil(64) {
-        _mm_prefetch::<_MM_HINT_T1>(packed.wrapping_add(64 * line + AHEAD).cast());
+        _mm_prefetch::<_MM_HINT_T1>(packed.wrapping_add(64 * line + ahead).cast());
+    }
+}
+
+/// How far on from a place in a strip (all units of a block) what is read [`AHEAD`] bytes later lies: strips that are
+/// read beside it lie between it and the next one.
+#[derive(Clone, Copy)]
+struct Distance {
+    /// As long as as many strips follow as [`AHEAD`] bytes have at least.
+    near: usize,
+    /// From the place on from which one more does.
+    far: usize,
+    far_from: usize,
+}
+
+impl Distance {
+    fn of(weight: &QuantMatrix) -> Self {
+        let strip = (weight.units() * weight.layout().block).max(1);
+        let others = (KERNEL_BLOCKS - 1) * strip;
+        let near = AHEAD + AHEAD / strip * others;
+        Self { near, far: near + others, far_from: strip - AHEAD % strip }
+    }
+
+    /// From `offset` bytes into a strip.
+    #[inline(always)]
+    fn at(self, offset: usize) -> usize {
+        if offset < self.far_from { self.near } else { self.far }
     }
 }
 
@@ -349,15 +375,19 @@ unsafe fn plain<const CODE: u8, const STEP: usize, const M: usize>(
     let input = Input::<M>::new(tile);
     let (steps, steps_a_unit) = (weight.cols() / STEP, layout.unit / STEP);
     let mut acc = [[_mm512_setzero_ps(); KERNEL_BLOCKS]; M];
-    let mut units = blocks.map(|block| weight.strip(block));
+    let (mut units, mut offset) = (blocks.map(|block| weight.strip(block)), 0);
+    let distance = Distance::of(weight);
     for first in (0..steps).step_by(const { SPAN / STEP }) {
         let span = first..steps.min(first + const { SPAN / STEP });
         let mut sums = [[_mm512_setzero_ps(); KERNEL_BLOCKS]; M];
         for first in span.clone().step_by(steps_a_unit) {
             let steps = first..span.end.min(first + steps_a_unit);
             // SAFETY: the unit is one of the blocks and of the tile.
-            unsafe { plain_unit::<CODE, STEP, M>(layout, input, units, steps, &mut sums) };
+            unsafe {
+                plain_unit::<CODE, STEP, M>(layout, input, units, distance.at(offset), steps, &mut sums)
+            };
             units = units.map(|unit| unit.wrapping_add(layout.block));
+            offset += layout.block;
         }
         for (row, (acc, sums)) in acc.iter_mut().zip(sums).enumerate() {
             // SAFETY: a step of the tile.
@@ -371,7 +401,7 @@ unsafe fn plain<const CODE: u8, const STEP: usize, const M: usize>(
     unsafe { store_all(out, tile, blocks, acc) };
 }
 
-/// Adds the steps of a unit, which lies at each of `units`, to the sums of their span.
+/// Adds the steps of a unit, which lies at each of `units`, to the sums of their span. What comes `ahead` is asked for.
 ///
 /// # Safety
 /// The unit exists there, and the steps in the tile; CODE, STEP and M as in [`plain`].
@@ -381,6 +411,7 @@ unsafe fn plain_unit<const CODE: u8, const STEP: usize, const M: usize>(
     layout: &Layout,
     input: Input<M>,
     units: [*const u8; KERNEL_BLOCKS],
+    ahead: usize,
     steps: Range<usize>,
     acc: &mut [[__m512; KERNEL_BLOCKS]; M],
 ) {
@@ -395,9 +426,9 @@ unsafe fn plain_unit<const CODE: u8, const STEP: usize, const M: usize>(
             let b_at = units.map(|unit| unit.add(layout.biases_at + scale));
             // All at once: the compiler moves no load across a prefetch.
             for block in 0..KERNEL_BLOCKS {
-                fetch_ahead(at[block], const { 2 * STEP * code::bits(CODE) });
-                fetch_ahead(s_at[block], 1);
-                fetch_ahead(b_at[block], 1);
+                fetch(at[block], const { 2 * STEP * code::bits(CODE) }, ahead);
+                fetch(s_at[block], 1, ahead);
+                fetch(b_at[block], 1, ahead);
             }
             let mut sums = input.start(step);
             if STEP < CHUNK {
@@ -451,8 +482,10 @@ unsafe fn super_blocks<const CODE: u8, const M: usize>(
     let groups_a_chunk = const { code::groups_a_chunk(CODE) };
     let affine = const { code::mins(CODE) };
     let mut acc = [[_mm512_setzero_ps(); KERNEL_BLOCKS]; M];
+    let distance = Distance::of(weight);
     for unit in 0..weight.units() {
         let packed = blocks.map(|block| weight.strip(block).wrapping_add(unit * layout.block));
+        let ahead = distance.at(unit * layout.block);
         let zero = [[_mm512_setzero_si512(); KERNEL_BLOCKS]; M];
         let (mut high, mut low, mut mins) = (zero, zero, zero);
         let first_step = unit * (layout.unit / layout.step);
@@ -461,8 +494,8 @@ unsafe fn super_blocks<const CODE: u8, const M: usize>(
             unsafe {
                 let at = packed.map(|packed| packed.add(chunk * chunk_bytes));
                 for block in 0..KERNEL_BLOCKS {
-                    fetch_ahead(at[block], chunk_bytes);
-                    fetch_ahead(packed[block].add(layout.scales_at + chunk * CHUNK), 1);
+                    fetch(at[block], chunk_bytes, ahead);
+                    fetch(packed[block].add(layout.scales_at + chunk * CHUNK), 1, ahead);
                 }
                 for part in 0..groups_a_chunk {
                     let group = chunk * groups_a_chunk + part;

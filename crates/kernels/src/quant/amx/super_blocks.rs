@@ -2,7 +2,7 @@
 //! run over all 256 inputs with full tiles and the float part is needed once.
 
 use super::super::activations::{STRIDE, WORDS, Word};
-use super::super::avx512::{bytes, decode, fetch_ahead, finish_super, halves, min_pairs, signed_bytes};
+use super::super::avx512::{AHEAD, bytes, decode, fetch, finish_super, halves, min_pairs, signed_bytes};
 use super::super::code;
 use super::super::format::{CHUNK, LANES, Layout, SUPER};
 use super::super::{Blocks, QuantMatrix};
@@ -52,7 +52,7 @@ unsafe fn expand_unit<const CODE: u8>(layout: &Layout, packed: &[u8], to: *mut u
     unsafe {
         for chunk in 0..SUPER / CHUNK {
             let part = layout.block / (SUPER / CHUNK);
-            fetch_ahead(packed.add(chunk * part), part);
+            fetch(packed.add(chunk * part), part, AHEAD);
             let codes = decode::<CODE>(packed.add(chunk * const { 64 * code::bits(CODE) }));
             for half in 0..groups {
                 let sub = packed.add(layout.scales_at + (chunk * groups + half) * LANES);

@@ -1,6 +1,6 @@
 //! Packed weights of a plain format, expanded step by step into tiles.
 
-use super::super::avx512::{decode, fetch_ahead, scales};
+use super::super::avx512::{AHEAD, decode, fetch, scales};
 use super::super::code;
 use super::super::format::{CHUNK, LANES, Layout};
 use super::super::scalar::E2M1;
@@ -127,10 +127,10 @@ impl<'a, const CODE: u8, const STEP: usize, const AFFINE: bool> Expander<'a, COD
             let codes = self.unit.add(self.step * const { STEP * 2 * code::bits(CODE) });
             let s_at = self.unit.add(layout.scales_at + scale);
             let b_at = self.unit.add(layout.biases_at + scale);
-            fetch_ahead(codes, const { 2 * STEP * code::bits(CODE) });
-            fetch_ahead(s_at, 1);
+            fetch(codes, const { 2 * STEP * code::bits(CODE) }, AHEAD);
+            fetch(s_at, 1, AHEAD);
             if AFFINE {
-                fetch_ahead(b_at, 1);
+                fetch(b_at, 1, AHEAD);
             }
             self.values.expand::<CODE, STEP>(codes, self.slot);
             let floats = self.slot.add(STEP * LANES).cast::<f32>();
