@@ -6,6 +6,9 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
 const ALIGN: usize = 64;
+/// What the system's allocator aligns to anyway. Only then does it give zero bytes as the kernel maps them, untouched;
+/// else it writes the zeros, and takes all page faults on the calling thread.
+const HEAP_ALIGN: usize = 16;
 /// From this length on bytes are mapped.
 const MAPPED_MIN: usize = 4 << 20;
 /// Size of a huge page. Where a length is a multiple of it, Linux (from 6.7 on) also maps at a multiple.
@@ -20,8 +23,15 @@ const REGION: usize = 128 << 20;
 pub struct AlignedBytes {
     start: NonNull<u8>,
     len: usize,
-    /// What the bytes are a part of; `None` if they are from the heap.
-    region: Option<Arc<Region>>,
+    source: Source,
+}
+
+/// What bytes are a part of.
+enum Source {
+    /// An allocation that begins here.
+    Heap(NonNull<u8>),
+    /// Held until the last part is dropped.
+    Region { _region: Arc<Region> },
 }
 
 impl AlignedBytes {
@@ -30,19 +40,22 @@ impl AlignedBytes {
     pub fn zeroed(len: usize) -> Self {
         if cfg!(target_os = "linux") && len >= MAPPED_MIN {
             let region = Region::new(len);
-            return Self { start: region.start, len, region: Some(Arc::new(region)) };
+            return Self { start: region.start, len, source: Source::Region { _region: Arc::new(region) } };
         }
         let layout = layout(len);
         // SAFETY: the layout has a size of at least 1.
-        let start = unsafe { alloc_zeroed(layout) };
-        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
-        Self { start, len, region: None }
+        let heap = unsafe { alloc_zeroed(layout) };
+        let Some(heap) = NonNull::new(heap) else { handle_alloc_error(layout) };
+        // SAFETY: the layout has room for `len` bytes from each of the first `ALIGN` on.
+        let start = unsafe { heap.add(heap.addr().get().wrapping_neg() % ALIGN) };
+        Self { start, len, source: Source::Heap(heap) }
     }
 }
 
+/// Of an allocation that has `len` bytes behind an aligned place.
 fn layout(len: usize) -> Layout {
     // A length beyond isize::MAX cannot be asked for: callers bound it by checked file or pool sizes.
-    match Layout::from_size_align(len.max(1), ALIGN) {
+    match Layout::from_size_align(len.saturating_add(ALIGN), HEAP_ALIGN) {
         Ok(layout) => layout,
         Err(_) => handle_alloc_error(Layout::new::<u8>()),
     }
@@ -72,7 +85,7 @@ impl Arena {
         let start = unsafe { region.start.add(used) };
         let next = (used + len).next_multiple_of(ALIGN).min(region.len);
         *open = Some((Arc::clone(&region), next));
-        AlignedBytes { start, len, region: Some(region) }
+        AlignedBytes { start, len, source: Source::Region { _region: region } }
     }
 }
 
@@ -137,9 +150,9 @@ impl DerefMut for AlignedBytes {
 
 impl Drop for AlignedBytes {
     fn drop(&mut self) {
-        if self.region.is_none() {
+        if let Source::Heap(heap) = self.source {
             // SAFETY: allocated in `zeroed` with this same layout.
-            unsafe { std::alloc::dealloc(self.start.as_ptr(), layout(self.len)) }
+            unsafe { std::alloc::dealloc(heap.as_ptr(), layout(self.len)) }
         }
     }
 }
@@ -157,7 +170,19 @@ impl std::fmt::Debug for AlignedBytes {
 
 #[cfg(test)]
 mod tests {
-    use super::{ALIGN, AlignedBytes, Arena, REGION};
+    use super::{ALIGN, AlignedBytes, Arena, MAPPED_MIN, REGION};
+
+    #[test]
+    fn bytes_are_zero_and_aligned_whatever_their_number() {
+        for len in [0, 1, 63, 64, 65, 5000, 737_280, MAPPED_MIN, MAPPED_MIN + 1] {
+            for mark in [1, 2] {
+                let mut bytes = AlignedBytes::zeroed(len);
+                assert_eq!((bytes.len(), bytes.as_ptr().align_offset(ALIGN)), (len, 0));
+                assert!(bytes.iter().all(|byte| *byte == 0), "{len}, a second time");
+                bytes.fill(mark);
+            }
+        }
+    }
 
     #[test]
     fn an_arena_gives_out_zeros_side_by_side() {

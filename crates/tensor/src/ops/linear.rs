@@ -5,6 +5,7 @@ use crate::linear::Weight;
 use crate::{Device, Linear, RowAdapters, Tensor};
 use lmx_kernels::float::{self, FloatProduct};
 use lmx_kernels::quant::{self, Product};
+use std::sync::{Mutex, PoisonError};
 
 /// `x · wᵀ + bias`: `[rows, in_features]` to `[rows, out_features]`, with what `adapters` change for their rows.
 ///
@@ -74,14 +75,19 @@ pub fn embed(
     scale: f32,
     adapters: &RowAdapters,
 ) -> Result<Tensor, OpError> {
-    let mut out = Tensor::undefined(device, tokens.len(), table.in_features());
-    for (row, &token) in out.data_mut().chunks_exact_mut(table.in_features().max(1)).zip(tokens) {
-        let index = token as usize;
-        OpError::unless(index < table.out_features(), "embed", || {
+    for &token in tokens {
+        OpError::unless((token as usize) < table.out_features(), "embed", || {
             format!("token {token} of {}", table.out_features())
         })?;
-        table.dequantize_row(index, row);
     }
+    let mut out = Tensor::undefined(device, tokens.len(), table.in_features());
+    let rows = out.data_mut().chunks_exact_mut(table.in_features().max(1));
+    let rows: Vec<_> = rows.zip(tokens).map(Mutex::new).collect();
+    device.exec().pool.for_each(rows.len(), &|index| {
+        let (row, token) = &mut *rows[index].lock().unwrap_or_else(PoisonError::into_inner);
+        table.dequantize_row(**token as usize, row);
+    });
+    drop(rows);
     adapters.apply_to_embeddings(tokens, table, &mut out)?;
     if scale != 1.0 {
         out.data_mut().iter_mut().for_each(|v| *v *= scale);
