@@ -266,24 +266,25 @@ impl Row<'_> {
             let at = (input / STRIDE * 2 * self.rows + self.row) * STRIDE + input % STRIDE;
             let (high, low) = self.digits[at..].split_at_mut(self.rows * STRIDE);
             let (high, low) = (&mut high[..STEP], &mut low[..STEP]);
-            let (mut sum_high, mut sum_low) = (0, 0);
+            let (mut sum_high, mut sum) = (0, 0);
             for ((x, high), low) in x.iter().zip(high).zip(low) {
-                let (h, l) = if inverse == 0.0 { (0, 0) } else { split(x * inverse) };
+                let (t, h, l) = if inverse == 0.0 { (0, 0, 0) } else { split(x * inverse) };
                 *high = h as u8;
                 *low = l as u8;
                 sum_high += h;
-                sum_low += l;
+                sum += t;
             }
-            let sum = 256 * sum_high + sum_low;
             let sum_word = match self.form.kind {
                 Kind::Plain => (sum as f32).to_bits(),
                 Kind::Super => (sum >> 9 << 16 | sum & 511).cast_unsigned(),
             };
             let zero = self.form.zero;
-            let [high, low] = [-zero * sum_high, -zero * sum_low].map(i32::cast_unsigned);
-            for (word, value) in [scale.to_bits(), sum_word, high, low].into_iter().enumerate() {
-                let at = ((input / STEP * WORDS + word) * self.rows + self.row) * 4;
-                self.words[at..at + 4].copy_from_slice(&value.to_le_bytes());
+            let [high, low] = [-zero * sum_high, -zero * (sum - 256 * sum_high)].map(i32::cast_unsigned);
+            let words = &mut self.words[input / STEP * WORDS * self.rows * 4..][..WORDS * self.rows * 4];
+            for (words, value) in
+                words.chunks_exact_mut(self.rows * 4).zip([scale.to_bits(), sum_word, high, low])
+            {
+                words[self.row * 4..][..4].copy_from_slice(&value.to_le_bytes());
             }
         }
     }
@@ -302,12 +303,12 @@ fn span_scale(max_bits: u32) -> (f32, f32) {
     }
 }
 
-/// The digits of rint(v), |v| < 2^15: v + 1.5·2^23 holds rint(v) in its low bits, as no float lies between integers
+/// t = rint(v), |v| < 2^15, and its digits: v + 1.5·2^23 holds rint(v) in its low bits, as no float lies between integers
 /// there.
 #[inline(always)]
-fn split(v: f32) -> (i32, i32) {
+fn split(v: f32) -> (i32, i32, i32) {
     const MAGIC: f32 = 12_582_912.0;
     let t = (v + MAGIC).to_bits().wrapping_sub(MAGIC.to_bits()).cast_signed();
     let high = (t + 128) >> 8;
-    (high, t - (high << 8))
+    (t, high, t - (high << 8))
 }
