@@ -260,7 +260,8 @@ fn every_scale_byte_is_read_alike() {
             assert_eq!(weights[3].is_nan(), nan, "{scales:?} {byte}");
             // Below 1e-30 the scale times that of the activations is subnormal; from 2^99 on sums of a span may overflow.
             let close = (weights[3] - got).abs() <= (1e-6 * weights[3].abs()).max(1e-36);
-            assert!(nan || close || weights[3] >= 2f32.powi(99), "{scales:?} {byte}: {got}");
+            let overflow = got.is_infinite() && weights[3] >= 2f32.powi(99);
+            assert!(nan || close || overflow, "{scales:?} {byte}: {got}");
             if group == 32 && !nan {
                 assert_eq!(f64::from(weights[3]), 2f64.powi(byte as i32 - 127));
             }

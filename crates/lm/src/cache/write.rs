@@ -38,6 +38,9 @@ impl KvStore {
     ///
     /// # Errors
     /// [`KvError::UnknownSequence`]; nothing is written then.
+    ///
+    /// # Panics
+    /// If `k` or `v` has fewer rows than are named.
     pub fn write(
         &mut self,
         exec: &Exec,
@@ -80,5 +83,70 @@ impl KvStore {
             pieces[index].lock().unwrap_or_else(PoisonError::into_inner).write();
         });
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::{KvSpec, LayerKv, Policy};
+    use lmx_tensor::kernels::Isa;
+    use lmx_tensor::kernels::attention::KvType;
+
+    /// Three sequences of 0, 30 and 64 tokens, and room for 40 more of each.
+    fn store() -> (KvStore, Vec<SequenceId>) {
+        let full = LayerKv { kv_heads: 1, head_dim: 2, policy: Policy::Full };
+        let mut store = KvStore::new(KvSpec::new(&[full, full], KvType::F32), usize::MAX);
+        let ids = [0, 30, 64].map(|tokens| {
+            let id = store.add();
+            store.reserve(id, tokens).unwrap();
+            store.commit(id, tokens).unwrap();
+            store.reserve(id, 40).unwrap();
+            id
+        });
+        (store, ids.to_vec())
+    }
+
+    fn held(store: &KvStore, ids: &[SequenceId]) -> Vec<Vec<u8>> {
+        let layers = (0..2).flat_map(|layer| ids.iter().map(move |id| (layer, *id)));
+        layers
+            .map(|(layer, id)| {
+                store.slabs(id, layer).unwrap().into_iter().flatten().flatten().copied().collect()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_step_of_several_sequences_is_each_of_them_alone() {
+        let k: Vec<f32> = (1..=160).map(|i| i as f32).collect();
+        let v: Vec<f32> = k.iter().map(|k| -k).collect();
+        let exec = Exec::new(Isa::best(), 2);
+        let (mut together, ids) = store();
+        // In another order than the store has them.
+        let rows = [(ids[2], 0..1), (ids[0], 1..40), (ids[1], 40..80)];
+        together.write(&exec, 1, &rows, &k, &v).unwrap();
+        let (mut alone, ids) = store();
+        let empty = held(&alone, &ids);
+        for (id, rows) in [(ids[2], 0..1), (ids[0], 1..40), (ids[1], 40..80)] {
+            let (k, v) = (&k[2 * rows.start..2 * rows.end], &v[2 * rows.start..2 * rows.end]);
+            alone.write(&exec, 1, &[(id, 0..rows.len())], k, v).unwrap();
+        }
+        assert_eq!(held(&together, &ids), held(&alone, &ids));
+        // The first layer is as it was, the second one of each sequence is not.
+        let changed =
+            held(&alone, &ids).iter().zip(&empty).map(|(now, then)| now != then).collect::<Vec<_>>();
+        assert_eq!(changed, [false, false, false, true, true, true]);
+    }
+
+    #[test]
+    fn an_unknown_sequence_writes_nothing() {
+        let (mut store, ids) = store();
+        let before = held(&store, &ids);
+        let gone = store.add();
+        store.remove(gone);
+        let rows = [(ids[0], 0..1), (gone, 1..2)];
+        let written = store.write(&Exec::new(Isa::best(), 1), 0, &rows, &[1.0; 4], &[2.0; 4]);
+        assert_eq!(written, Err(KvError::UnknownSequence));
+        assert_eq!(held(&store, &ids), before);
     }
 }

@@ -1,7 +1,6 @@
 //! Formats with plain scales: one product of K = 16, 32 or 64 for each step and digit.
 
 use super::super::activations::{SPAN, STRIDE, WORDS, Word};
-use super::super::avx512::store;
 use super::super::code;
 use super::super::format::{LANES, Layout};
 use super::weights::{Expanded, Expander, LEAD, Slots, Weights};
@@ -170,9 +169,8 @@ unsafe fn end_span<const R: usize>(
         }
         each_row!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
         if span.end == pass.all_steps {
-            for row in 0..pass.tiles[tile].rows {
-                let (row_of_all, block) = (pass.tiles[tile].first + row, pass.blocks.start + block);
-                store(pass.out, row_of_all, block, _mm512_load_ps(results.add(row * LANES)));
+            for row in 0..R {
+                pass.store::<R>(tile, block, row, span.end, _mm512_load_ps(results.add(row * LANES)));
             }
         }
     }
